@@ -1,0 +1,191 @@
+"""The one place, besides ``platform/``, that leans on upstream's private parts.
+
+Every function names what it touches, since which version, and what would let us delete it.
+Features are detected by attribute or signature, never by parsing version strings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import inspect
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from megatron_memo.platform.post_import import when_imported
+
+_hooks_installed = False
+
+
+def install_import_hooks() -> None:
+    """Register the repairs below to run right after upstream's modules are imported. Idempotent."""
+    global _hooks_installed
+    if _hooks_installed:
+        return
+    _hooks_installed = True
+    when_imported("megatron.core.datasets.utils", use_packaged_dataset_helper)
+    when_imported("megatron.core.optimizer.distrib_optimizer", let_torch_adam_resume)
+
+
+def use_packaged_dataset_helper(datasets_utils: ModuleType) -> None:
+    """Do not run ``make`` for the dataset helper when a wheel brought it compiled.
+
+    Touches ``megatron.core.datasets.utils.compile_helpers`` (0.19: runs ``make`` beside itself and
+    ends the process if that fails; the wheel has the compiled helper and no Makefile). A checkout
+    has a Makefile and keeps upstream's function. Can go when upstream looks for the helper first.
+    """
+    folder = os.path.dirname(os.path.abspath(str(datasets_utils.__file__)))
+    has_makefile = os.path.exists(os.path.join(folder, "Makefile"))
+    built = importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None
+    if built and not has_makefile:
+        utils: Any = datasets_utils
+        utils.compile_helpers = lambda: None
+
+
+def let_torch_adam_resume(distrib_optimizer: ModuleType) -> None:
+    """Make the distributed optimizer load a checkpoint when Adam is torch's own.
+
+    Touches ``DistributedOptimizer`` (0.19), only where neither Transformer Engine nor apex brings
+    an Adam. Three faults there, all about torch's per-parameter ``step``:
+
+    * ``state_dict()`` is called while loading, before any step, and asserts that one exists: give
+      the optimizer the zero state that torch would create at its first step;
+    * ``load_state_dict()`` puts one ``step`` tensor into every parameter's state, which torch then
+      increments once per parameter: give each its own;
+    * both formats store ``step`` once for all parameters, and then load each parameter's again:
+      from a placeholder (0, which restarts the bias correction) or from nowhere (an error).
+
+    Can go when a resumed run with torch's Adam repeats the losses (tests/launch checks).
+    """
+    if getattr(distrib_optimizer, "HAVE_APEX_OR_TE", True):
+        return
+    cls: Any = distrib_optimizer.DistributedOptimizer  # type: ignore[attr-defined]
+    state_dict, load_state_dict = cls.state_dict, cls.load_state_dict
+    set_states = cls._set_main_param_and_optimizer_states
+
+    @functools.wraps(state_dict)
+    def state_dict_with_step(self: Any) -> dict:
+        inner = self.optimizer
+        if isinstance(inner, (torch.optim.Adam, torch.optim.AdamW)) and not inner.state:
+            for group in inner.param_groups:
+                for param in group["params"]:
+                    inner.state[param] = {
+                        "step": torch.tensor(0.0, dtype=torch.float32),
+                        "exp_avg": torch.zeros_like(param),
+                        "exp_avg_sq": torch.zeros_like(param),
+                    }
+        return state_dict(self)
+
+    @functools.wraps(load_state_dict)
+    def load_state_dict_with_own_steps(self: Any, state: dict) -> None:
+        load_state_dict(self, state)
+        for per_param in self.optimizer.state.values():
+            if isinstance(per_param.get("step"), torch.Tensor):
+                per_param["step"] = per_param["step"].clone()
+
+    @functools.wraps(set_states)
+    def set_states_without_step(self: Any, model_param: torch.Tensor, tensors: dict) -> None:
+        # Upstream skips what is no tensor, so the step that load_state_dict gave stays.
+        set_states(self, model_param, {**tensors, "step": None})
+
+    cls.state_dict = state_dict_with_step
+    cls.load_state_dict = load_state_dict_with_own_steps
+    cls._set_main_param_and_optimizer_states = set_states_without_step
+
+
+def repair_help(parser: argparse.ArgumentParser) -> None:
+    """Escape per cent signs that keep ``--help`` from printing anything.
+
+    Touches the help texts of Megatron's flags (0.19: "10%)" in one of them, which argparse takes
+    for a format). Can go when upstream's ``--help`` works.
+    """
+    for action in parser._actions:
+        if action.help is None:
+            continue
+        try:
+            _ = action.help % {**vars(action), "prog": parser.prog}
+        except (KeyError, TypeError, ValueError):
+            action.help = action.help.replace("%", "%%")
+
+
+def wrap_train_step(
+    step: Callable[[int, Callable[[], Any]], Any],
+    forward_backward: Callable[[int, Callable[[], Any]], Any],
+) -> None:
+    """Run every training step, and the forward and backward inside it, through the given functions.
+
+    Touches ``megatron.training.training.train_step`` (0.19), which the training loop looks up by
+    name at each iteration and which gets the schedule as ``forward_backward_func``. Can go when
+    upstream's loop takes callbacks around a step.
+
+    Args:
+        step: called with the iteration (from 1) and the step to run; returns the step's result,
+            whose first entry is the dictionary of losses.
+        forward_backward: the same for all micro-batches' forward and backward.
+    """
+    from megatron.training import training
+
+    train_step = training.train_step
+    signature = inspect.signature(train_step)
+
+    @functools.wraps(train_step)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        iteration = call.arguments["iteration"] + 1  # upstream counts finished ones
+        schedule = call.arguments["forward_backward_func"]
+        call.arguments["forward_backward_func"] = lambda *a, **k: forward_backward(
+            iteration, lambda: schedule(*a, **k)
+        )
+        return step(iteration, lambda: train_step(*call.args, **call.kwargs))
+
+    training.train_step = wrapped
+
+
+def checkpoint_args(args: argparse.Namespace) -> argparse.Namespace | None:
+    """The arguments that the checkpoint ``--load`` names was written with.
+
+    Touches ``megatron.training.checkpointing`` (0.19): the names of its files. Nothing but the
+    small common part is read (the ``torch`` format is one file, which is mapped, not read). Can go
+    when upstream compares shapes before it builds the model.
+
+    Args:
+        args: parsed arguments; read are ``load`` and ``ckpt_step``.
+
+    Returns:
+        None where there is no checkpoint yet, or its format keeps no arguments that are cheap to
+        read.
+
+    Raises:
+        ValueError: the folder's tracker file names an iteration that is not there.
+    """
+    folder = getattr(args, "load", None)
+    if folder is None:
+        return None
+    from megatron.core import dist_checkpointing
+    from megatron.training import checkpointing
+
+    tracker = checkpointing.get_checkpoint_tracker_filename(folder)
+    if not os.path.isfile(tracker):
+        return None
+    iteration, release = checkpointing.read_metadata(tracker)
+    if getattr(args, "ckpt_step", None):
+        iteration = args.ckpt_step
+    base = checkpointing.get_checkpoint_name(folder, iteration, release, return_base_dir=True)
+    if not os.path.isdir(base):
+        raise ValueError(
+            f"--load {folder}: its newest checkpoint should be {base}, which is not there. Give "
+            "--ckpt-step N for an iteration that is, or another folder."
+        )
+    if dist_checkpointing.check_is_distributed_checkpoint(base):
+        state = dist_checkpointing.load_common_state_dict(base)
+    else:
+        file = checkpointing.find_checkpoint_rank_0(folder, iteration, release)
+        if file is None:
+            return None
+        state = torch.load(file, map_location="cpu", mmap=True)
+    return state.get("args")

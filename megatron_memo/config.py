@@ -1,0 +1,87 @@
+"""What the user asked of memo, as one frozen value that everything else reads."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# The layer reads these when it is reached through `--spec` from a script that does not know the
+# memo flags (see megatron_memo.layer.spec.memo_layer_spec).
+ENV_RATIO = "MEMO_SWAP_RATIO"
+ENV_CHUNKS = "MEMO_CHUNKS"
+ENV_RESIDENT = "MEMO_RESIDENT_LAYERS"
+ENV_SYNC = "MEMO_SYNC"
+ENV_POISON = "MEMO_POISON"
+
+DEFAULT_RATIO = 0.5
+DEFAULT_RESIDENT_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class MemoConfig:
+    """Token-wise swap and recompute of one training run (MEMO, section 4.1).
+
+    Attributes:
+        swap_ratio: alpha, the fraction (0..1) of each sequence's tokens, from its start, whose
+            saved activations go to host memory. Those of the other tokens are recomputed.
+            Each layer's input and its attention output go to host memory whatever alpha is.
+        chunks: token chunks a layer works in; None lets `layer.chunks` choose.
+        resident_layers: the last layers of the model whose activations stay on the device.
+        sync: every copy is waited for at once (debugging: takes away all overlap).
+        poison: device buffers are filled with NaN when they are given up (debugging: makes a
+            read of released memory visible in the loss).
+        min_swap_bytes: storages smaller than this stay on the device; moving them costs more
+            than it frees.
+    """
+
+    swap_ratio: float
+    chunks: int | None = None
+    resident_layers: int = DEFAULT_RESIDENT_LAYERS
+    sync: bool = False
+    poison: bool = False
+    min_swap_bytes: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.swap_ratio <= 1.0:  # also catches NaN
+            raise ValueError(
+                f"--memo-swap-ratio {self.swap_ratio}: must be a number from 0 (recompute every "
+                "token) to 1 (swap every token). Give for example --memo-swap-ratio 0.5."
+            )
+        if self.chunks is not None and self.chunks < 1:
+            raise ValueError(
+                f"--memo-chunks {self.chunks}: must be at least 1. Leave the flag out to let memo "
+                "choose."
+            )
+        if self.resident_layers < 0:
+            raise ValueError(
+                f"--memo-resident-layers {self.resident_layers}: must be 0 or more. 0 keeps no "
+                "layer on the device and saves the most memory."
+            )
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> "MemoConfig":
+        """Settings for `--spec megatron_memo.layer.spec memo_layer_spec`, from MEMO_* variables.
+
+        Raises:
+            ValueError: a variable that is set does not parse or is out of range.
+        """
+        env = os.environ if env is None else env
+        return cls(
+            swap_ratio=_number(env, ENV_RATIO, float, DEFAULT_RATIO),
+            chunks=_number(env, ENV_CHUNKS, int, None),
+            resident_layers=_number(env, ENV_RESIDENT, int, DEFAULT_RESIDENT_LAYERS),
+            sync=_number(env, ENV_SYNC, int, 0) != 0,
+            poison=_number(env, ENV_POISON, int, 0) != 0,
+        )
+
+
+def _number(env, name, kind, default):
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        return kind(text)
+    except ValueError:
+        what = "an integer" if kind is int else "a number"
+        raise ValueError(
+            f"environment variable {name}={text!r}: must be {what}. Unset it to use the default."
+        ) from None

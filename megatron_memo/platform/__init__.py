@@ -1,0 +1,74 @@
+"""Megatron on a machine without CUDA.
+
+``activate()`` teaches this process to run Megatron's own training code on CPU tensors and gloo
+groups. It stands in for the *device API* only: collectives, random streams, autograd, checkpoints
+and the optimizer stay the real ones. Nothing outside this package needs to know; code that must
+know asks ``is_active()``.
+
+Each shim lives in the file named after what it replaces and says why it exists and when it can go:
+
+========================  ======================================================================
+``cuda_api``              functions and classes of ``torch.cuda``
+``streams``               ``torch.cuda.Stream`` and ``Event``: every operation has finished already
+``device_mode``           ``device="cuda"`` (or an index) in a torch call means the CPU
+``torch_shims``           tensor and module methods, ``torch.compile``, ``nccl`` -> ``gloo``
+``megatron_shims``        what has to be changed inside Megatron, right after its import
+========================  ======================================================================
+
+Limits: the device mode belongs to the thread that called ``activate()`` (autograd of CPU tensors
+runs in the calling thread, so training is covered); another thread must not ask for
+``device="cuda"``. CUDA graphs need a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_active = False
+
+
+def is_active() -> bool:
+    """True once ``activate()`` has put the CPU in CUDA's place in this process."""
+    return _active
+
+
+def activate() -> None:
+    """Let Megatron run on this machine's CPU; call it before anything imports ``megatron``.
+
+    A second call does nothing. Rank 0 says in one line that the CPU platform is on.
+
+    Raises:
+        RuntimeError: CUDA works here (the real device must be used), or ``megatron`` is already
+            imported (its modules have taken references that can no longer be replaced).
+    """
+    global _active
+    if _active:
+        return
+
+    import torch
+
+    if torch.cuda.is_available():
+        raise RuntimeError(
+            "megatron_memo.platform.activate() was called on a machine where CUDA works "
+            f"({torch.cuda.device_count()} device(s)). It stands in for a missing CUDA only; "
+            "remove the call, or hide the devices with CUDA_VISIBLE_DEVICES= to train on the CPU."
+        )
+    early = sorted(name for name in sys.modules if name.split(".", 1)[0] == "megatron")
+    if early:
+        raise RuntimeError(
+            f"megatron is already imported ({early[0]}, {len(early)} module(s)), so the CPU "
+            "platform can no longer be put under it. Call megatron_memo.platform.activate() "
+            "before the first import of megatron, or start the script with "
+            "`python -m megatron_memo.platform SCRIPT ARGS`."
+        )
+
+    from megatron_memo.platform import cuda_api, device_mode, megatron_shims, torch_shims
+
+    cuda_api.install()
+    torch_shims.install()
+    device_mode.install()
+    megatron_shims.install()
+    _active = True
+    if int(os.environ.get("RANK", "0")) == 0:
+        print("megatron_memo: no CUDA on this machine, training runs on the CPU", flush=True)
