@@ -1,0 +1,1 @@
+"""Operators whose kernels differ between CUDA and CPU, each behind one interface."""

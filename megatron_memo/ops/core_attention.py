@@ -1,0 +1,87 @@
+"""Core attention module in upstream's shape, over flash kernels."""
+
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from megatron_memo.ops.flash_attention import flash_attention
+
+
+class FlashCoreAttention(MegatronModule):
+    """Stands in for upstream's DotProductAttention, which builds the s x s scores.
+
+    Built by `megatron.core.transformer.attention.Attention` with the arguments below; it keeps no
+    parameters, so state dicts are unchanged.
+
+    Raises:
+        ValueError: a mask or feature that causal flash attention does not have.
+    """
+
+    def __init__(
+        self,
+        config,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection=None,
+        **_unused_upstream_options,
+    ):
+        super().__init__(config=config)
+        if config.context_parallel_size > 1:
+            raise ValueError(
+                f"--context-parallel-size {config.context_parallel_size}: memo's core attention "
+                "works on whole sequences. Use --transformer-impl transformer_engine."
+            )
+        if getattr(config, "window_size", None) is not None:
+            raise ValueError(
+                "--window-size: memo's own core attention has no sliding window. Use "
+                "--transformer-impl transformer_engine."
+            )
+        if getattr(config, "softmax_type", "vanilla") != "vanilla":
+            raise ValueError(
+                f"--softmax-type {config.softmax_type}: memo's own core attention has the plain "
+                "softmax only. Use --transformer-impl transformer_engine."
+            )
+        self.softmax_scale = (
+            getattr(config, "softmax_scale", None) if softmax_scale is None else softmax_scale
+        )
+        # --apply-query-key-layer-scaling changes nothing here: it keeps upstream's fp16 scores
+        # small (a factor 1/layer_number that the softmax takes back); flash kernels score in fp32.
+        self.dropout_p = (
+            config.attention_dropout if attention_dropout is None else attention_dropout
+        )
+        self.attn_mask_type = attn_mask_type
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params=None,
+    ) -> Tensor:
+        """query [s, b, np, d], key and value [s, b, ng, d] -> [s, b, np*d].
+
+        `attention_mask` is not read where the mask type is causal, as in upstream's Transformer
+        Engine attention: the kernel knows the mask.
+        """
+        kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+        if kind not in (AttnMaskType.causal, AttnMaskType.no_mask):
+            raise ValueError(f"memo's own core attention is causal; {kind} was asked for")
+        if attention_bias is not None or packed_seq_params is not None:
+            raise ValueError(
+                "memo's own core attention takes no attention bias and no packed sequences"
+            )
+        return flash_attention(
+            query,
+            key,
+            value,
+            softmax_scale=self.softmax_scale,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            causal=kind == AttnMaskType.causal,
+        )

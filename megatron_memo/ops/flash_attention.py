@@ -1,0 +1,178 @@
+"""Causal flash attention on CUDA and CPU, saving q, k, v, the output and log-sum-exp, never s x s.
+
+The kernels are PyTorch's own (`aten::_scaled_dot_product_*`), or the flash-attn package's on CUDA
+where it is installed. Our autograd Function sits around the aten ones for two reasons: it saves
+grouped k and v as they are (the expansion to all heads is redone in backward), and the output it
+saves is the very tensor that the layer offloads, so that both share one host copy.
+"""
+
+import importlib.util
+import math
+
+import torch
+from torch import Tensor
+
+HAVE_FLASH_ATTN = importlib.util.find_spec("flash_attn") is not None
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+    causal: bool = True,
+) -> Tensor:
+    """Softmax attention over the whole sequence.
+
+    Args:
+        query: [s, b, np, d]
+        key, value: [s, b, ng, d]; ng divides np (grouped-query attention).
+        softmax_scale: factor on q k^T; 1/sqrt(d) if None.
+        dropout_p: dropout of the attention weights; 0 on CPU, where no kernel has it.
+        causal: token i attends to tokens 0..i only.
+
+    Returns:
+        [s, b, np*d], contiguous.
+
+    Raises:
+        ValueError: dropout on CPU, or np not a multiple of ng.
+    """
+    if query.size(2) % key.size(2):
+        raise ValueError(f"{query.size(2)} query heads cannot share {key.size(2)} key heads")
+    if dropout_p and not query.is_cuda:
+        raise ValueError(
+            f"--attention-dropout {dropout_p}: flash attention has no dropout on a machine without "
+            "CUDA. Give --attention-dropout 0."
+        )
+    scale = 1.0 / math.sqrt(query.size(3)) if softmax_scale is None else softmax_scale
+    if HAVE_FLASH_ATTN and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        return _flash_attn_package(query, key, value, scale, dropout_p, causal)
+    return _AtenFlash.apply(query, key, value, scale, dropout_p, causal)
+
+
+def forward_flops(tokens: int, batch: int, heads: int, head_dim: int, *, causal: bool) -> int:
+    """FLOPs of one forward; half of s^2 where causal. Backward is 2.5 times this."""
+    full = 4 * batch * heads * tokens * tokens * head_dim
+    return full // 2 if causal else full
+
+
+def _flash_attn_package(query, key, value, scale, dropout_p, causal):
+    from flash_attn import flash_attn_func
+
+    q, k, v = (t.transpose(0, 1) for t in (query, key, value))  # [b, s, n, d]
+    out = flash_attn_func(q, k, v, dropout_p=dropout_p, softmax_scale=scale, causal=causal)
+    return out.transpose(0, 1).reshape(query.size(0), query.size(1), -1)
+
+
+class _AtenFlash(torch.autograd.Function):
+    """aten flash attention, by device and dtype; see `flash_attention` for shapes."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, scale, dropout_p, causal):
+        kernel = _kernel_for(query)
+        group = query.size(2) // key.size(2)
+        out, extra = kernel.forward(
+            _heads(query), _heads(key, group), _heads(value, group), scale, dropout_p, causal
+        )
+        out = out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1).contiguous()
+        ctx.save_for_backward(query, key, value, out, *extra)
+        ctx.kernel, ctx.call = kernel, (scale, dropout_p, causal)
+        ctx.group = group
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        query, key, value, out, *extra = ctx.saved_tensors
+        as_heads = (query.size(0), query.size(1), query.size(2), query.size(3))
+        grads = ctx.kernel.backward(
+            _heads(grad_out.reshape(as_heads)),
+            _heads(query),
+            _heads(key, ctx.group),
+            _heads(value, ctx.group),
+            _heads(out.view(as_heads)),
+            extra,
+            *ctx.call,
+        )
+        dq, dk, dv = (g.permute(2, 0, 1, 3) for g in grads)
+        return dq, _sum_group(dk, ctx.group), _sum_group(dv, ctx.group), None, None, None
+
+
+def _heads(t: Tensor, group: int = 1) -> Tensor:
+    """[s, b, n, d] -> [b, n*group, s, d], each head repeated `group` times in place."""
+    if group > 1:
+        t = t.repeat_interleave(group, dim=2)
+    return t.permute(1, 2, 0, 3)
+
+
+def _sum_group(grad: Tensor, group: int) -> Tensor:
+    """Gradient of the repetition: [s, b, n*group, d] -> [s, b, n, d]."""
+    if group == 1:
+        return grad
+    s, b, n, d = grad.shape
+    return grad.reshape(s, b, n // group, group, d).sum(dim=3)
+
+
+class _CpuKernel:
+    """aten::_scaled_dot_product_flash_attention_for_cpu: fp32, bf16, fp16."""
+
+    @staticmethod
+    def forward(q, k, v, scale, dropout_p, causal):
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, dropout_p, causal, scale=scale
+        )
+        return out, (lse,)
+
+    @staticmethod
+    def backward(grad, q, k, v, out, extra, scale, dropout_p, causal):
+        (lse,) = extra
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, dropout_p, causal, scale=scale
+        )
+
+
+class _CudaFlashKernel:
+    """aten::_scaled_dot_product_flash_attention: fp16 and bf16."""
+
+    @staticmethod
+    def forward(q, k, v, scale, dropout_p, causal):
+        out, lse, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, dropout_p, causal, False, scale=scale
+        )
+        return out, (lse, seed, offset)
+
+    @staticmethod
+    def backward(grad, q, k, v, out, extra, scale, dropout_p, causal):
+        lse, seed, offset = extra
+        # No nested tensors: cumulative lengths are None, longest lengths the sequence's.
+        return torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, out, lse, None, None, q.size(2), k.size(2), dropout_p, causal,
+            seed, offset, scale=scale,
+        )  # fmt: skip
+
+
+class _CudaEfficientKernel:
+    """aten::_scaled_dot_product_efficient_attention: fp32 on CUDA, where flash has no kernel."""
+
+    @staticmethod
+    def forward(q, k, v, scale, dropout_p, causal):
+        out, lse, seed, offset = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, dropout_p, causal, scale=scale
+        )
+        return out, (lse, seed, offset)
+
+    @staticmethod
+    def backward(grad, q, k, v, out, extra, scale, dropout_p, causal):
+        lse, seed, offset = extra
+        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            grad, q, k, v, None, out, lse, seed, offset, dropout_p,
+            [True, True, True, False], causal, scale=scale,
+        )  # fmt: skip
+        return dq, dk, dv
+
+
+def _kernel_for(t: Tensor):
+    if not t.is_cuda:
+        return _CpuKernel
+    return _CudaEfficientKernel if t.dtype == torch.float32 else _CudaFlashKernel
