@@ -1,0 +1,1 @@
+"""What a run uses: storage accounting now, allocation traces later."""

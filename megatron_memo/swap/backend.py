@@ -1,0 +1,49 @@
+"""What the swap engine needs of a device: a compute stream, a D2H stream and an H2D stream."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from megatron_memo.swap.host import HostBlock
+
+# A point on a stream: `synchronize()` blocks the calling thread until everything before the point
+# is done. torch.cuda.Event on CUDA, ReachedEvent and ThreadEvent on CPU.
+Event = Any
+
+
+class Copy(NamedTuple):
+    """One storage's bytes: device tensor (flat uint8) and its place in a host block."""
+
+    device: Tensor
+    host: HostBlock
+    offset: int  # bytes
+
+
+class Backend(Protocol):
+    """Three streams of one device. Nothing here allocates device memory on a side stream.
+
+    The compute stream is asked for at each call (`torch.cuda.current_stream()`), never cached:
+    Megatron and users run layers on streams of their own.
+    """
+
+    name: str
+
+    def record_compute(self) -> Event:
+        """The point that the compute stream has reached."""
+
+    def compute_waits(self, event: Event) -> float:
+        """Orders later compute after `event`; seconds that compute stood still, where known."""
+
+    def d2h(self, copies: Sequence[Copy], after: Event | None) -> Event:
+        """Enqueues device -> host copies on the D2H stream, ordered after `after`."""
+
+    def h2d(self, copies: Sequence[Copy], after: Event | None) -> Event:
+        """Enqueues host -> device copies on the H2D stream, ordered after `after`."""
+
+    def new_host_block(self, nbytes: int) -> HostBlock:
+        """Host memory that both copy streams can use."""
+
+    def device_buffer(self, nbytes: int, device: torch.device) -> Tensor:
+        """Flat uint8 device buffer on `device`, allocated on the compute stream."""

@@ -1,0 +1,68 @@
+"""Swap backend for CUDA: two streams, events, host memory registered in place.
+
+Not yet seen on hardware: no GPU was at hand when this was written.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megatron_memo.swap.backend import Copy, Event
+from megatron_memo.swap.host import HostBlock
+
+
+class RegisteredBlock(HostBlock):
+    """Host memory page-locked where it lies, so that copies are asynchronous."""
+
+    def __init__(self, nbytes: int):
+        super().__init__(nbytes)
+        status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), nbytes, 0)
+        if int(status) != 0:
+            raise MemoryError(
+                f"CUDA could not page-lock {nbytes} bytes (cudaHostRegister: {status}); check "
+                "`ulimit -l` and the container's memory limit"
+            )
+
+
+class CudaStreamBackend:
+    """See `swap.backend.Backend`."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._d2h = torch.cuda.Stream()
+        self._h2d = torch.cuda.Stream()
+
+    def record_compute(self) -> Event:
+        return torch.cuda.current_stream().record_event()
+
+    def compute_waits(self, event: Event) -> float:
+        torch.cuda.current_stream().wait_event(event)
+        return 0.0  # the host does not stand still; the stream's wait is not visible from here
+
+    def d2h(self, copies: Sequence[Copy], after: Event | None) -> Event:
+        with torch.cuda.stream(self._d2h):
+            if after is not None:
+                self._d2h.wait_event(after)
+            for copy in copies:
+                _host_view(copy).copy_(copy.device, non_blocking=True)
+            return self._d2h.record_event()
+
+    def h2d(self, copies: Sequence[Copy], after: Event | None) -> Event:
+        with torch.cuda.stream(self._h2d):
+            if after is not None:
+                self._h2d.wait_event(after)
+            for copy in copies:
+                copy.device.copy_(_host_view(copy), non_blocking=True)
+            return self._h2d.record_event()
+
+    def new_host_block(self, nbytes: int) -> HostBlock:
+        return RegisteredBlock(nbytes)
+
+    def device_buffer(self, nbytes: int, device: torch.device) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def _host_view(copy: Copy) -> Tensor:
+    return copy.host.tensor[copy.offset : copy.offset + copy.device.numel()]

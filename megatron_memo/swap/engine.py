@@ -1,0 +1,226 @@
+"""The swap engine of a process: which layer's tensors are where, and who waits for whom.
+
+NOTE: the protocol
+------------------
+Three streams: compute (whatever stream is current), D2H, H2D. Layer i's forward makes tensors,
+`put` notes them, `flush` copies them out. Two layers later their device memory is given up; that,
+not a queue, is what bounds device memory to two layers ("rounding buffers" of the paper). In
+backward, the start of layer i+1 brings layer i back into one buffer, which lives until the
+gradient of layer i's input is complete.
+
+State belongs to a `LayerContext`, one for each (layer, micro-batch), reached through the autograd
+graph of that very forward. Nothing is inferred from a queue being empty.
+
+There are five waits. Each is a method of its own below, and `tests/swap/test_protocol.py` shows
+for each that the numbers go wrong without it.
+
+1. d2h_after_compute   D2H waits for compute: the tensor must have been written.
+2. retire_after_d2h    compute waits for D2H before the tensor's memory is given up, since compute
+                       (the only stream that allocates) may then write other data into it.
+3. buffer_is_free      H2D waits for compute at the point where the buffer was allocated: compute
+                       may still be using that memory for what it held before. As compute has
+                       waited for the context's D2H by then (2), H2D is ordered after it as well.
+4. read_after_h2d      compute waits for a group's H2D before it first reads from the group.
+5. free_after_h2d      compute waits for the H2D of groups that nobody read, before the buffer's
+                       memory is given up.
+
+Host blocks need no wait of their own: a block is given back after (4) or (5), and its next D2H
+waits for compute (1); blocks of a context that is dropped without a backward are next written by
+the same D2H stream, in order.
+
+Who frees what: sources die at `retire`, buffers and host blocks at `release`, both by the engine's
+`let_go`, which fills them with NaN first under --memo-poison. At the turn from forward to backward
+the last two contexts have not been retired; their backward reads the forward's own tensors.
+
+Nothing is allocated on a side stream and `record_stream` is never needed.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megatron_memo.config import MemoConfig
+from megatron_memo.swap.backend import Backend, Copy, Event
+from megatron_memo.swap.context import LayerContext
+from megatron_memo.swap.host import HostPool
+
+IN_FLIGHT_LAYERS = 2  # the paper's two rounding buffers
+POISON_BYTE = 0xFF  # NaN in every IEEE floating-point type
+
+
+class LayerPass:
+    """One layer's forward and backward of one micro-batch, as the engine sees it.
+
+    Attributes:
+        own: the layer's context; None if the layer does not swap.
+    """
+
+    def __init__(self, engine: "SwapEngine", own: LayerContext | None, below: LayerContext | None):
+        self._engine = engine
+        self.own = own
+        self._below = below
+
+    def begin_backward(self) -> None:
+        """The layer's own tensors are needed now, those of the layer below next."""
+        for context in (self.own, self._below):
+            if context is not None:
+                context.prefetch()
+        self._below = None
+
+    def end_backward(self) -> None:
+        """The gradient of the layer's input is complete."""
+        if self.own is not None:
+            self.own.release()
+
+
+class SwapEngine:
+    """Owns the streams, the host memory and the layers in flight of one process.
+
+    Args:
+        backend: the device's streams.
+        sync: wait for every copy at once.
+        poison: fill memory with NaN when it is given up.
+    """
+
+    def __init__(self, backend: Backend, *, sync: bool = False, poison: bool = False):
+        self.backend = backend
+        self.host = HostPool(backend.new_host_block)
+        self._sync = sync
+        self._poison = poison
+        self._in_flight: deque[LayerContext | None] = deque()
+        self._tail: LayerContext | None = None
+        self.device = torch.device("cpu")
+        self.reset_interval()
+
+    # ---- called by the layer
+
+    def begin_layer(self, *, first: bool, swaps: bool, device: torch.device) -> "LayerPass":
+        """A layer's forward starts. Retires the layer two before it.
+
+        Args:
+            first: the layer is the model chunk's first; a new pass begins.
+            swaps: whether the layer swaps at all.
+            device: where the layer computes.
+        """
+        self.device = device
+        if first:
+            self._tail = None
+        while len(self._in_flight) >= IN_FLIGHT_LAYERS:
+            oldest = self._in_flight.popleft()
+            if oldest is not None:
+                oldest.retire()
+        below = self._tail
+        own = LayerContext(self) if swaps else None
+        self._in_flight.append(own)
+        if own is not None:
+            self._tail = own
+        return LayerPass(self, own, below)
+
+    # ---- the five waits
+
+    def start_d2h(self, copies: Sequence[Copy]) -> Event:
+        event = self.backend.d2h(copies, after=self.d2h_after_compute())
+        self._count("d2h_bytes", copies)
+        if self._sync:
+            event.synchronize()
+        return event
+
+    def d2h_after_compute(self) -> Event | None:
+        return self.backend.record_compute()
+
+    def retire_after_d2h(self, event: Event | None) -> None:
+        assert event is not None
+        self._stats["exposed_d2h_s"] += self.backend.compute_waits(event)
+
+    def start_h2d(self, copies: Sequence[Copy], ready: Event | None) -> Event:
+        event = self.backend.h2d(copies, after=ready)
+        self._count("h2d_bytes", copies)
+        if self._sync:
+            event.synchronize()
+        return event
+
+    def buffer_is_free(self) -> Event | None:
+        return self.backend.record_compute()
+
+    def read_after_h2d(self, event: Event | None) -> None:
+        assert event is not None
+        self._stats["exposed_h2d_s"] += self.backend.compute_waits(event)
+
+    def free_after_h2d(self, event: Event) -> None:
+        self._stats["exposed_h2d_s"] += self.backend.compute_waits(event)
+
+    # ---- memory that is given up
+
+    def let_go(self, tensors: list[Tensor]) -> None:
+        """Drops the last references; the list is emptied."""
+        while tensors:
+            tensor = tensors.pop()
+            # Others that hold the storage keep its memory; then it is not given up.
+            if not _shared(tensor, own=1):
+                self.poison(tensor)
+
+    def poison(self, tensor: Tensor) -> None:
+        """Under --memo-poison: NaN into memory whose content nobody may rely on (flat uint8)."""
+        if self._poison:
+            tensor.fill_(POISON_BYTE)
+
+    # ---- measurements
+
+    def reset_interval(self) -> None:
+        """Starts a new interval of `stats`."""
+        self._stats: dict[str, float] = dict.fromkeys(
+            ("d2h_bytes", "h2d_bytes", "exposed_d2h_s", "exposed_h2d_s"), 0
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Bytes moved and seconds that compute stood still (CPU backend) since `reset_interval`;
+        host bytes held."""
+        return {**self._stats, "host_bytes": self.host.total_bytes}
+
+    def _count(self, name: str, copies: Sequence[Copy]) -> None:
+        self._stats[name] += sum(copy.device.numel() for copy in copies)
+
+
+def _shared(tensor: Tensor, own: int) -> bool:
+    """Whether anyone but `own` tensors (and this call's storage handle) holds the storage."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) > own + 1
+
+
+_engine: SwapEngine | None = None
+_engine_config: tuple[bool, bool] | None = None
+
+
+def get_engine(config: MemoConfig | None = None) -> SwapEngine:
+    """The process's engine, made at the first call for the device that is there.
+
+    Args:
+        config: sync and poison are read at the first call; later calls may leave it out.
+    """
+    global _engine, _engine_config
+    wanted = (config.sync, config.poison) if config is not None else _engine_config
+    if _engine is None or wanted != _engine_config:
+        sync, poison = wanted if wanted is not None else (False, False)
+        _engine = SwapEngine(_backend_here(), sync=sync, poison=poison)
+        _engine_config = (sync, poison)
+    return _engine
+
+
+def set_engine(engine: SwapEngine | None) -> None:
+    """Replaces the process's engine (tests and benchmarks)."""
+    global _engine
+    _engine = engine
+
+
+def _backend_here() -> Backend:
+    from megatron_memo import platform
+
+    if platform.is_active() or not torch.cuda.is_available():
+        from megatron_memo.swap.cpu import HostThreadBackend
+
+        return HostThreadBackend()
+    from megatron_memo.swap.cuda import CudaStreamBackend
+
+    return CudaStreamBackend()
