@@ -1,0 +1,85 @@
+"""Policy: how a rank's tokens are cut into chunks, and what happens to each chunk."""
+
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+from megatron_memo.config import MemoConfig
+
+# Chosen chunks hold about this many tokens of the whole sequence: GEMMs of this height run at full
+# rate, and eight chunks already take most of what chunking can take off the peak.
+CHUNK_TOKENS = 2048
+MOST_CHOSEN_CHUNKS = 8
+
+
+class Fate(Enum):
+    """What happens to a chunk's saved activations between forward and backward."""
+
+    SWAP = "swap"  # to host memory and back
+    RECOMPUTE = "recompute"  # dropped, computed again before backward
+    KEEP = "keep"  # stay on the device
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows [start, stop) of a rank's own tokens."""
+
+    start: int
+    stop: int
+    fate: Fate
+
+
+def plan_chunks(memo: MemoConfig, local_tokens: int, tp: int, *, keep: bool) -> tuple[Chunk, ...]:
+    """Cuts a sequence at alpha, then each side into equal chunks.
+
+    Args:
+        memo: ratio and number of chunks.
+        local_tokens: rows of this rank's layer input: s/tp under sequence parallelism, else s.
+        tp: ranks that share the sequence (1 without sequence parallelism); only for choosing.
+        keep: every chunk stays on the device (resident layers; nothing is saved in evaluation).
+
+    Returns:
+        Chunks in order, covering all rows. Rows below round(alpha * local_tokens) are swapped.
+
+    Raises:
+        ValueError: more chunks than rows.
+    """
+    count = memo.chunks or chosen_chunks(local_tokens * tp)
+    if count > local_tokens:
+        raise ValueError(
+            f"--memo-chunks {count}: more than the {local_tokens} tokens that a rank's layer works "
+            f"on (sequence length over tensor-parallel size). Give at most {local_tokens}."
+        )
+    head_rows = swapped_rows(memo.swap_ratio, local_tokens)
+    tail_rows = local_tokens - head_rows
+    if head_rows and tail_rows:
+        count = max(count, 2)  # at least one on each side of alpha
+        head_count = min(max(round(count * memo.swap_ratio), 1), count - 1)
+        head_count = min(max(head_count, count - tail_rows), head_rows)
+    else:
+        head_count = count if head_rows else 0
+    cuts = [*_cuts(0, head_rows, head_count), *_cuts(head_rows, local_tokens, count - head_count)]
+    return tuple(
+        Chunk(
+            start,
+            stop,
+            Fate.KEEP if keep else (Fate.SWAP if stop <= head_rows else Fate.RECOMPUTE),
+        )
+        for start, stop in cuts
+    )
+
+
+def swapped_rows(swap_ratio: float, local_tokens: int) -> int:
+    """Rows whose activations are swapped: alpha times the rows, to the nearest."""
+    return round(swap_ratio * local_tokens)
+
+
+def chosen_chunks(sequence_tokens: int) -> int:
+    """How many chunks are used where `--memo-chunks` is not given."""
+    return min(max(sequence_tokens // CHUNK_TOKENS, 1), MOST_CHOSEN_CHUNKS)
+
+
+def _cuts(start: int, stop: int, count: int) -> list[tuple[int, int]]:
+    """[start, stop) in `count` pieces whose lengths differ by at most one."""
+    edges = [start + (stop - start) * i // count for i in range(count + 1)] if count else []
+    return list(pairwise(edges))

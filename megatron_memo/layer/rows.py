@@ -1,0 +1,183 @@
+"""Autograd Functions that cut a sequence into rows and join it again, in one buffer each way.
+
+Slicing with autograd's own ops makes a full-size zero gradient for every slice, and `torch.cat`
+holds parts and whole at once. Here a chunk's gradient is written into its rows of one buffer.
+
+"Rows" are those of a rank's own tokens. A tensor over the whole sequence (q, k, v, the attention
+output under sequence parallelism) holds the ranks' tokens one rank after the other, so that rows
+[r0, r1) of every rank are `whole.view(ranks, n, ...)[:, r0:r1]`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Rows:
+    """Rows [start, stop) of each of `ranks` stretches of `n` tokens."""
+
+    __slots__ = ("n", "ranks", "start", "stop")
+
+    def __init__(self, ranks: int, n: int, start: int, stop: int):
+        self.ranks, self.n, self.start, self.stop = ranks, n, start, stop
+
+    @property
+    def all(self) -> bool:
+        return self.start == 0 and self.stop == self.n
+
+    def view(self, whole: Tensor) -> Tensor:
+        """[ranks*n, ...] -> [ranks, stop-start, ...], a view (`whole` is contiguous)."""
+        return whole.view(self.ranks, self.n, *whole.shape[1:])[:, self.start : self.stop]
+
+    def take(self, whole: Tensor) -> Tensor:
+        """[ranks*n, ...] -> [ranks*(stop-start), ...], a view where that is possible."""
+        if self.all:
+            return whole
+        return self.view(whole).reshape(-1, *whole.shape[1:])
+
+
+class Source:
+    """A tensor that is taken apart: collects the gradients of its rows in one buffer.
+
+    NOTE: a Source is held by autograd nodes, so it must not hold a tensor of their graph itself
+    (the anchor): that would be a cycle which reference counting never frees.
+    """
+
+    def __init__(self, whole: Tensor, on_complete: Callable[[], None] | None = None):
+        self._shape, self._dtype, self._device = whole.shape, whole.dtype, whole.device
+        self._grad: Tensor | None = None
+        self._on_complete = on_complete
+
+    def anchor(self, whole: Tensor) -> Tensor:
+        """A scalar that stands for the whole in the graph; backward runs `on_complete`."""
+        return _Anchor.apply(self, whole)
+
+    def take(self, anchor: Tensor, rows: Rows, values: Tensor) -> Tensor:
+        """`values` (rows of the whole, detached), with their gradient led back to the whole."""
+        return _Take.apply(self, rows, anchor, values)
+
+    def add(self, rows: Rows, grad: Tensor) -> None:
+        if rows.all:
+            self._grad = grad.reshape(self._shape)
+            return
+        if self._grad is None:
+            self._grad = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        part = rows.view(self._grad)
+        part.copy_(grad.reshape(part.shape))
+
+    def finish(self) -> Tensor | None:
+        grad, self._grad = self._grad, None
+        if self._on_complete is not None:
+            self._on_complete()
+        return grad
+
+
+class _Anchor(torch.autograd.Function):
+    """Ties a Source to its tensor; backward runs once, when every row's gradient is there."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Source, whole: Tensor) -> Tensor:
+        ctx.source = source
+        return whole.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, _grad: Tensor) -> Any:
+        return None, ctx.source.finish()
+
+
+class _Take(torch.autograd.Function):
+    """Rows of a Source.
+
+    A chunk's rows are taken once and used by all its consumers, so that their gradients meet in
+    this node's input in the order in which stock Megatron adds them: bitwise the same sum.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: Source, rows: Rows, anchor: Tensor, values: Tensor) -> Tensor:
+        ctx.source, ctx.rows = source, rows
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.source.add(ctx.rows, grad)
+        # The anchor's own gradient is never read, but autograd has to see one to run it.
+        return None, None, grad.new_zeros(()), None
+
+
+class Target:
+    """A tensor that is put together from rows; hands each part its rows of the gradient.
+
+    NOTE: as for Source, the tokens that `put` returns belong to the caller, not to the Target.
+    """
+
+    def __init__(self) -> None:
+        self.whole: Tensor | None = None
+        self.grad: Tensor | None = None
+        self.parts_left = 0
+
+    def put(self, rows: Rows, part: Tensor) -> Tensor:
+        """Writes a part into its rows; its token. A part that is the whole is used as it is."""
+        values = part.detach()
+        if rows.all:
+            self.whole = values if values.is_contiguous() else values.contiguous()
+        else:
+            if self.whole is None:
+                self.whole = values.new_empty((rows.ranks * rows.n, *values.shape[1:]))
+            view = rows.view(self.whole)
+            view.copy_(values.reshape(view.shape))
+        return _Put.apply(self, rows, part)
+
+    def join(self, tokens: list[Tensor]) -> Tensor:
+        """The whole, tied to the parts whose tokens are given."""
+        whole, self.whole, self.parts_left = self.whole, None, len(tokens)
+        assert whole is not None
+        return _Join.apply(self, whole, *tokens)
+
+
+class _Put(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, target: Target, rows: Rows, part: Tensor) -> Tensor:
+        ctx.target, ctx.rows, ctx.shape = target, rows, part.shape
+        return part.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, _grad: Tensor) -> Any:
+        target = ctx.target
+        grad = ctx.rows.take(target.grad).view(ctx.shape)
+        target.parts_left -= 1
+        if target.parts_left == 0:
+            target.grad = None
+        return None, None, grad
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, target: Target, whole: Tensor, *tokens: Tensor) -> Tensor:
+        ctx.target, ctx.parts = target, len(tokens)
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.target.grad = grad.contiguous()
+        return (None, None) + (grad.new_zeros(()),) * ctx.parts
+
+
+class _OnBackward(torch.autograd.Function):
+    """Identity whose backward calls a function first."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Any, values: Tensor) -> Tensor:
+        ctx.call = call
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.call()
+        return None, grad
+
+
+def on_backward(values: Tensor, call: Any) -> Tensor:
+    """`values`; `call()` runs when their gradient arrives, before it goes further."""
+    return _OnBackward.apply(call, values)

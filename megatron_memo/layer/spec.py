@@ -1,0 +1,94 @@
+"""How Megatron gets the layer: specs over upstream's own layer specs.
+
+Our norm and core attention stand in where upstream's local (plain torch) modules refuse to run or
+build s x s scores; Transformer Engine's and Apex's modules stay.
+"""
+
+import copy
+from typing import Any
+
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import (
+    LayerNormImpl,
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.training.models.gpt import GPTModelConfig, default_layer_spec
+
+from megatron_memo.config import MemoConfig
+from megatron_memo.layer.transformer_layer import MemoTransformerLayer
+from megatron_memo.ops.core_attention import FlashCoreAttention
+from megatron_memo.ops.norm import norm
+
+
+def memo_spec(layer_spec: ModuleSpec, config, memo: MemoConfig | None) -> ModuleSpec:
+    """An upstream layer spec with memo's layer, and our modules where upstream's do not do.
+
+    Args:
+        layer_spec: spec of a dense self-attention TransformerLayer; not changed.
+        config: the TransformerConfig it will be built with.
+        memo: None leaves upstream's layer and changes the modules only.
+
+    Raises:
+        ValueError: the spec's layer is not upstream's TransformerLayer.
+    """
+    if layer_spec.module is not TransformerLayer:
+        raise ValueError(
+            f"memo replaces megatron's TransformerLayer; this model's layer is "
+            f"{getattr(layer_spec.module, '__name__', layer_spec.module)}, which is not supported. "
+            "Train it without --memo-swap-ratio."
+        )
+    spec = copy.deepcopy(layer_spec)
+    parts = spec.submodules
+    parts.input_layernorm = _our_norm_for(parts.input_layernorm)
+    parts.pre_mlp_layernorm = _our_norm_for(parts.pre_mlp_layernorm)
+    attention = parts.self_attention.submodules
+    attention.q_layernorm = _our_norm_for(attention.q_layernorm)
+    attention.k_layernorm = _our_norm_for(attention.k_layernorm)
+    if attention.core_attention is DotProductAttention:
+        attention.core_attention = FlashCoreAttention
+    if memo is not None:
+        spec.module = MemoTransformerLayer
+        spec.params = {**(spec.params or {}), "memo": memo}
+    return spec
+
+
+def block_spec(
+    model_config: GPTModelConfig, memo: MemoConfig | None, vp_stage: int | None = None
+) -> TransformerBlockSubmodules:
+    """The block that `GPTModelBuilder` builds for `model_config`, with `memo_spec` for each layer.
+
+    Args:
+        model_config: upstream's GPTModelConfig.
+        memo: None for upstream's layer over our modules.
+        vp_stage: virtual pipeline stage.
+    """
+    layer = memo_spec(default_layer_spec(model_config, vp_stage), model_config.transformer, memo)
+    count = get_num_layers_to_build(model_config.transformer, vp_stage)
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * count, layer_norm=_our_norm_for(LayerNormImpl)
+    )
+
+
+def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -> Any:
+    """For an unmodified script: `--spec megatron_memo.layer.spec memo_layer_spec`.
+
+    The script does not know memo's flags; settings come from MEMO_SWAP_RATIO (default 0.5),
+    MEMO_CHUNKS, MEMO_RESIDENT_LAYERS, MEMO_SYNC and MEMO_POISON.
+    """
+    from megatron.training import get_args, print_rank_0
+
+    from megatron_memo.refusals import check_supported
+
+    memo = MemoConfig.from_env()
+    check_supported(get_args(), memo)
+    print_rank_0(f"[memo] layer from --spec: {memo}")
+    return block_spec(model_config, memo, vp_stage)
+
+
+def _our_norm_for(upstream: Any) -> Any:
+    """Ours for upstream's torch norm, which refuses sequence parallelism; others stay."""
+    return norm if upstream is WrappedTorchNorm else upstream

@@ -1,0 +1,303 @@
+"""Megatron's TransformerLayer, in token chunks that are swapped, recomputed or kept.
+
+The layer is three steps (MEMO, section 4.1, at the granularity of token chunks instead of layers):
+
+    pre   per chunk: input norm, QKV projection, RoPE
+    core attention over the whole sequence, once
+    post  per chunk: output projection, residual, norm, MLP, residual
+
+Each step is upstream's own code (see `stand_in`). All chunks form one plain autograd graph.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.utils import make_viewless_tensor
+from torch import Tensor
+
+from megatron_memo.config import MemoConfig
+from megatron_memo.layer.attention import AttentionStep, QkvStore
+from megatron_memo.layer.chunks import Chunk, plan_chunks
+from megatron_memo.layer.rows import Rows, Source, Target, on_backward
+from megatron_memo.layer.segment import Base, Segment
+from megatron_memo.layer.stand_in import standing_in
+from megatron_memo.swap.context import LayerContext
+from megatron_memo.swap.engine import LayerPass, get_engine
+
+Fetch = Callable[[], Tensor]
+Qkv = tuple[Tensor, Tensor, Tensor]
+
+# Arguments of upstream's forward that a chunk can pass on untouched, and those it cannot take.
+_REFUSED_INPUTS = {
+    "context": "cross attention",
+    "attention_bias": "an attention bias",
+    "packed_seq_params": "packed sequences",
+    "padding_mask": "a padding mask",
+    "sequence_len_offset": "a sequence offset",
+}
+_INFERENCE_INPUTS = ("inference_context", "inference_params")
+
+
+class MemoTransformerLayer(TransformerLayer):
+    """Drop-in for `megatron.core.transformer.transformer_layer.TransformerLayer`.
+
+    Built through ModuleSpec over any dense self-attention layer spec; same submodules, same state
+    dict. In training it saves what `memo` says; without gradients it runs in the same chunks and
+    saves nothing.
+
+    Args:
+        memo: ratio, chunks, resident layers.
+        Others: upstream's.
+    """
+
+    def __init__(self, *args: Any, memo: MemoConfig, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.memo = memo
+
+    @property
+    def resident(self) -> bool:
+        """One of the last layers, whose activations stay on the device."""
+        return self.layer_number > self.config.num_layers - self.memo.resident_layers
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        """[n, b, h] -> ([n, b, h], context), n this rank's tokens; arguments are upstream's."""
+        if any(kwargs.get(name) is not None for name in _INFERENCE_INPUTS):
+            return super().forward(hidden_states, *args, **kwargs)
+        if args:
+            raise ValueError("MemoTransformerLayer takes its arguments after hidden_states by name")
+        for name, meaning in _REFUSED_INPUTS.items():
+            if kwargs.get(name) is not None:
+                raise ValueError(f"memo does not support {meaning} (argument {name}) yet")
+        output = _ChunkedForward(self, hidden_states, kwargs).run()
+        # Schedules free an output's data behind autograd's back and want no view.
+        output = make_viewless_tensor(
+            inp=output, requires_grad=output.requires_grad, keep_graph=True
+        )
+        return output, kwargs.get("context")
+
+
+class _ChunkedForward:
+    """One forward of one layer on one micro-batch."""
+
+    def __init__(self, layer: MemoTransformerLayer, x: Tensor, inputs: dict[str, Any]):
+        config = layer.config
+        self.layer = layer
+        self.x = x.detach().requires_grad_() if _needs_leaf(x) else x
+        self.inputs = inputs
+        # Under sequence parallelism a rank holds n of s tokens and attention sees all ranks'.
+        self.ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
+        self.n = x.size(0)
+        saves = torch.is_grad_enabled()
+        keeps = layer.resident or not saves
+        self.chunks = plan_chunks(layer.memo, self.n, self.ranks, keep=keeps)
+        self.passing: LayerPass | None = None
+        if saves:
+            self.passing = get_engine(layer.memo).begin_layer(
+                first=layer.layer_number == 1, swaps=not keeps, device=x.device
+            )
+        self.context = self.passing.own if self.passing is not None else None
+        self.fixed = _addresses([*layer.parameters(), *inputs.values()])
+
+    def run(self) -> Tensor:
+        x, passing = self.x, self.passing
+        source = Source(x, on_complete=passing.end_backward if passing else None)
+        anchor = source.anchor(x)
+        values = x.detach()
+        fetch_x = _stored_input(self.context, values)
+        # A chunk's rows are taken once, for both of its segments (see rows._Take), and just before
+        # the first: autograd runs later nodes first, so each chunk's gradient is written as soon
+        # as the chunk is done.
+        taken: list[Tensor] = []
+
+        def take(chunk: Chunk) -> Tensor:
+            rows = source.take(anchor, self.local(chunk), values[chunk.start : chunk.stop])
+            taken.append(rows)
+            return rows
+
+        qkv, store = self.pre(take, fetch_x)
+        out, fetch_out = self.attend(qkv, store)
+        del qkv
+        y = self.post(taken, fetch_x, out, fetch_out)
+        return on_backward(y, passing.begin_backward) if passing else y
+
+    # ---- the three steps
+
+    def pre(self, take: Callable[[Chunk], Tensor], fetch_x: Fetch) -> tuple[Qkv, QkvStore | None]:
+        """q, k, v over the whole sequence, chunk by chunk, and how backward gets them again."""
+        layer = self.layer
+        targets: tuple[Target, ...] = (Target(), Target(), Target())
+        tokens: tuple[list[Tensor], ...] = ([], [], [])
+        store = QkvStore(self.context) if self.context is not None else None
+        for chunk in self.chunks:
+            rows, rope, everywhere = take(chunk), self.rope_rows(chunk), self.everywhere(chunk)
+            segment = self.segment(
+                chunk,
+                partial(_qkv, layer, rope),
+                [Base(rows.detach(), partial(_rows_of, fetch_x, self.local(chunk)))],
+                also_fixed=rope,
+                keep_outputs=True,
+            )
+            parts = segment.run(rows)
+            if store is not None:
+                store.add(chunk, everywhere, segment, parts)
+                self.flush()
+            for target, token_list, part in zip(targets, tokens, parts, strict=True):
+                token_list.append(target.put(everywhere, part))
+            del parts, part
+        joined = [
+            target.join(token_list) for target, token_list in zip(targets, tokens, strict=True)
+        ]
+        return (joined[0], joined[1], joined[2]), store
+
+    def attend(self, qkv: Qkv, store: QkvStore | None) -> tuple[Tensor, Fetch]:
+        """Core attention's output over the whole sequence, and how backward gets it again."""
+        attention = self.layer.self_attention
+        mask = self.inputs.get("attention_mask")
+
+        def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = attention.core_attention(q, k, v, mask, attn_mask_type=attention.attn_mask_type)
+            return out.contiguous()
+
+        if store is None or self.context is None:
+            return core(*qkv), _nothing
+        step = AttentionStep(self.context, store, self.layer.memo.min_swap_bytes)
+        out = step.run(core, qkv)
+        self.flush()
+        return out, step.fetch_output
+
+    def post(self, taken: list[Tensor], fetch_x: Fetch, out: Tensor, fetch_out: Fetch) -> Tensor:
+        """The layer's output over this rank's tokens, chunk by chunk."""
+        layer, values = self.layer, out.detach()
+        source, target, tokens = Source(out), Target(), []
+        anchor = source.anchor(out)
+        has_fc2 = "linear_fc2" in layer.mlp._modules
+        for chunk, rows in zip(self.chunks, taken, strict=True):
+            everywhere = self.everywhere(chunk)
+            out_rows = everywhere.take(values)
+            segment = self.segment(
+                chunk,
+                partial(_after_attention, layer),
+                [
+                    Base(rows.detach(), partial(_rows_of, fetch_x, self.local(chunk))),
+                    Base(out_rows, partial(_rows_of, fetch_out, everywhere)),
+                ],
+                last_gemm=(layer.mlp, "linear_fc2") if has_fc2 else None,
+            )
+            (y,) = segment.run(rows, source.take(anchor, everywhere, out_rows))
+            self.flush()
+            tokens.append(target.put(self.local(chunk), y))
+            del y, out_rows
+        return target.join(tokens)
+
+    # ---- helpers
+
+    def segment(
+        self,
+        chunk: Chunk,
+        function: Callable[..., tuple[Tensor, ...]],
+        bases: list[Base],
+        *,
+        also_fixed: Any = None,
+        **options: Any,
+    ) -> Segment:
+        return Segment(
+            function,
+            bases=bases,
+            fate=chunk.fate,
+            context=self.context,
+            fixed=self.fixed | _addresses(also_fixed),
+            min_swap_bytes=self.layer.memo.min_swap_bytes,
+            **options,
+        )
+
+    def flush(self) -> None:
+        if self.context is not None:
+            self.context.flush()
+
+    def local(self, chunk: Chunk) -> Rows:
+        """The chunk in a tensor over this rank's tokens."""
+        return Rows(1, self.n, chunk.start, chunk.stop)
+
+    def everywhere(self, chunk: Chunk) -> Rows:
+        """The chunk in a tensor over the whole sequence."""
+        return Rows(self.ranks, self.n, chunk.start, chunk.stop)
+
+    def rope_rows(self, chunk: Chunk) -> Any:
+        """The chunk's rows of rotary_pos_emb: [s, 1, 1, d], or a (query, key) pair of such."""
+        rope, rows = self.inputs.get("rotary_pos_emb"), self.everywhere(chunk)
+        if isinstance(rope, tuple):
+            return tuple(None if table is None else _table_rows(table, rows) for table in rope)
+        return None if rope is None else _table_rows(rope, rows)
+
+
+def _table_rows(table: Tensor, rows: Rows) -> Tensor:
+    """Rows of a RoPE table. Where that is a copy, all layers share it, for the table's life."""
+    cache = table.__dict__.setdefault("_memo_rows", {})
+    key = (rows.ranks, rows.n, rows.start, rows.stop)
+    if key not in cache:
+        cache[key] = rows.take(table)
+    return cache[key]
+
+
+def _stored_input(context: LayerContext | None, x: Tensor) -> Fetch:
+    """Puts the layer input where backward finds it; how to find it."""
+    if context is None:
+        return _nothing
+    handle = context.put(x)
+    return lambda: context.get(handle)
+
+
+def _nothing() -> Tensor:
+    raise AssertionError("a layer that keeps its activations fetches nothing")
+
+
+def _needs_leaf(x: Tensor) -> bool:
+    """A frozen embedding's output: backward must still come by to release what was saved."""
+    return torch.is_grad_enabled() and not x.requires_grad
+
+
+def _addresses(value: Any) -> frozenset[int]:
+    """Storage addresses of the tensors in nested lists and tuples."""
+    if isinstance(value, Tensor):
+        return frozenset((value.untyped_storage().data_ptr(),))
+    if isinstance(value, (list, tuple)):
+        return frozenset().union(*(_addresses(item) for item in value))
+    return frozenset()
+
+
+def _rows_of(fetch: Fetch, rows: Rows) -> Tensor:
+    return rows.take(fetch())
+
+
+def _qkv(layer: MemoTransformerLayer, rope: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """Upstream's attention forward up to the core attention: q, k and v with RoPE applied."""
+    attention = layer.self_attention
+    caught: list[Tensor] = []
+
+    def catch(query: Tensor, key: Tensor, value: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        caught.extend((query, key, value))
+        return query.detach()  # goes to the projection's stand-in and no further
+
+    def pass_on(t: Tensor) -> tuple[Tensor, None]:
+        return t, None
+
+    with standing_in(attention, core_attention=catch, linear_proj=pass_on):
+        attention(layer.input_layernorm(x), attention_mask=None, rotary_pos_emb=rope)
+    return tuple(caught)
+
+
+def _after_attention(
+    layer: MemoTransformerLayer, x: Tensor, attention_output: Tensor
+) -> tuple[Tensor]:
+    """Upstream's layer forward after the core attention, for rows x of the layer input."""
+    projection = layer.self_attention.linear_proj
+
+    def project(*_args: Any, **_kwargs: Any) -> Any:
+        return projection(attention_output)
+
+    with standing_in(layer, input_layernorm=lambda t: t, self_attention=project):
+        hidden, _ = layer._forward_attention(x)
+    return (layer._forward_mlp(hidden),)

@@ -1,0 +1,465 @@
+"""What the worker processes do; the tests judge what they return."""
+
+import dataclasses
+import gc
+import itertools
+import time
+from contextlib import contextmanager
+
+import adversary
+import torch
+from harness import (
+    HIDDEN,
+    block,
+    config,
+    data,
+    differing,
+    fresh_engine,
+    largest_error,
+    run,
+)
+from megatron.core import parallel_state
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megatron_memo.config import MemoConfig
+from megatron_memo.layer.chunks import plan_chunks
+from megatron_memo.profile.storage import StorageMeter
+from megatron_memo.swap.cpu import HostThreadBackend
+from megatron_memo.swap.engine import SwapEngine, get_engine
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+EVERYTHING = 99  # resident layers: all
+ODD_SEQUENCE = 97  # per rank
+
+
+def memo(ratio, chunks, **other) -> MemoConfig:
+    return MemoConfig(
+        **(dict(swap_ratio=ratio, chunks=chunks, resident_layers=0, poison=True, min_swap_bytes=0)
+           | other)
+    )  # fmt: skip
+
+
+def with_settings(built, settings):
+    """The same block under other settings: a layer reads its settings at each forward."""
+    for layer in built.layers:
+        layer.memo = settings
+    return built
+
+
+def exactness():
+    """Every combination against stock, and against the same chunks with everything kept."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    rows = []
+    for style, dtype, dropout in itertools.product(("gpt", "llama"), DTYPES, (0.0, 0.1)):
+        cfg = config(style, layers=3, dtype=DTYPES[dtype], dropout=dropout)
+        stock_block, built = block(cfg, None), block(cfg, memo(0.5, 1))
+        exact_block = _in_fp32(style, stock_block) if dtype == "bf16" and not dropout else None
+        for micro_batches, ratios, chunk_counts in (
+            (1, (0.0, 0.3, 1.0), (4,)),
+            (3, (0.0, 0.3, 1.0), (1, 2, 3, 5)),
+        ):
+            given = data(cfg, ODD_SEQUENCE * tp, micro_batches)
+            stock, kept = run(stock_block, given), {}
+            exact = run(exact_block, given.to(torch.float32)) if exact_block else None
+            for ratio, chunks in itertools.product(ratios, chunk_counts):
+                settings = memo(ratio, chunks)
+                got = run(with_settings(built, settings), given)
+                # Kept layers run the same chunks and use nothing of the swap engine.
+                cuts = tuple(
+                    (c.start, c.stop) for c in plan_chunks(settings, ODD_SEQUENCE, tp, keep=True)
+                )
+                if cuts not in kept:
+                    keeping = dataclasses.replace(settings, resident_layers=EVERYTHING)
+                    kept[cuts] = run(with_settings(built, keeping), given)
+                rows.append(
+                    dict(
+                        style=style, dtype=dtype, dropout=dropout, micro_batches=micro_batches,
+                        ratio=ratio, chunks=chunks, cuts=len(cuts),
+                        differs_from_kept=differing(kept[cuts], got),
+                        differs_from_stock=differing(stock, got),
+                        weight_grad_error=largest_error(stock.grads, got.grads),
+                        # How much further from fp32's gradient than stock's, at worst.
+                        further_from_fp32=exact and max(
+                            largest_error([exact.grads[n]], [got.grads[n]])
+                            - largest_error([exact.grads[n]], [stock.grads[n]])
+                            for n in exact.grads
+                        ),
+                    )
+                )  # fmt: skip
+    return rows
+
+
+def _in_fp32(style, original):
+    """The same weights in fp32."""
+    copy = block(config(style, layers=len(original.layers)), None)
+    copy.load_state_dict(
+        {k: v.float() for k, v in original.state_dict().items() if isinstance(v, torch.Tensor)},
+        strict=False,
+    )
+    return copy
+
+
+def batch_of_two():
+    """b = 2: rows of [s, b, h] and the attention output's layout."""
+    cfg = config("llama", layers=3)
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    given = data(cfg, 64 * tp, 2, batch=2)
+    stock = run(block(cfg, None), given)
+    return {
+        f"{ratio} {chunks}": differing(stock, run(block(cfg, memo(ratio, chunks)), given))
+        for ratio, chunks in ((0.0, 1), (1.0, 1))
+    } | {
+        f"kept {ratio} {chunks}": differing(
+            run(block(cfg, memo(ratio, chunks, resident_layers=EVERYTHING)), given),
+            run(block(cfg, memo(ratio, chunks)), given),
+        )
+        for ratio, chunks in ((0.5, 2), (0.3, 5))
+    }
+
+
+def resident_layers():
+    """The last N layers keep; the others swap; numbers do not change."""
+    cfg = config("llama", layers=4)
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    given = data(cfg, 64 * tp, 2)
+    kept = run(block(cfg, memo(0.5, 3, resident_layers=EVERYTHING)), given)
+    answer = {}
+    for resident in (0, 1, 2, 3, 4):
+        fresh_engine()
+        got = run(block(cfg, memo(0.5, 3, resident_layers=resident)), given)
+        answer[resident] = (differing(kept, got), get_engine().stats()["d2h_bytes"])
+    return answer
+
+
+def upstream_variants():
+    """Variants of upstream's attention that the layer never heard of go through its own code."""
+    answer = {}
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    for name, other in {
+        "qk layernorm": dict(qk_layernorm=True),
+        "fp32 residual": dict(fp32_residual_connection=True),
+        "interleaved rope": dict(rotary_interleaved=True),
+        "bias and swiglu": dict(add_bias_linear=True),
+        "qkv bias": dict(add_qkv_bias=True),
+    }.items():
+        cfg = config("llama", layers=2, **other)
+        given = data(cfg, 64 * tp)
+        if cfg.fp32_residual_connection:
+            given.inputs = [t.float() for t in given.inputs]
+        stock = run(block(cfg, None), given)
+        answer[name] = [
+            differing(stock, run(block(cfg, memo(ratio, 1)), given)) for ratio in (0.0, 1.0)
+        ]
+    return answer
+
+
+class Counter(TorchDispatchMode):
+    """GEMM FLOPs and attention calls, forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.gemm_flops = 0
+        self.attention_forwards = 0
+        self.attention_backwards = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        if name in ("mm", "bmm", "addmm"):
+            a, b = args[-2:] if name == "addmm" else args[:2]
+            self.gemm_flops += 2 * a.numel() * b.shape[-1]
+        self.attention_forwards += name == "_scaled_dot_product_flash_attention_for_cpu"
+        self.attention_backwards += name == "_scaled_dot_product_flash_attention_for_cpu_backward"
+        return func(*args, **(kwargs or {}))
+
+
+def flops():
+    """What recompute adds to the GEMMs of a run that keeps everything, and attention's calls."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    rows = []
+    for style, dropout in itertools.product(("gpt", "llama"), (0.0, 0.1)):
+        layers, sequence = 3, 100 * tp
+        cfg = config(style, layers=layers, dropout=dropout)
+        given = data(cfg, sequence)
+        built = block(cfg, None)
+        # Forward GEMM FLOPs a token and rank: weights' sizes tell (2 a weight element).
+        first = built.layers[0]
+        redone = sum(
+            2 * module.weight.numel()
+            for module in (
+                first.self_attention.linear_qkv, first.self_attention.linear_proj,
+                first.mlp.linear_fc1,
+            )
+        )  # fmt: skip
+        for ratio, chunks in itertools.product((0.0, 0.25, 0.6, 1.0), (1, 4)):
+            counts = []
+            for resident in (EVERYTHING, 0):
+                settings = memo(ratio, chunks, resident_layers=resident)
+                with Counter() as counter:
+                    run(block(cfg, settings), given)
+                counts.append(counter)
+            kept, got = counts
+            rows.append(
+                dict(
+                    style=style, dropout=dropout, ratio=ratio, chunks=chunks, layers=layers,
+                    sequence=sequence, redone_flops_per_token=redone,
+                    extra_flops=got.gemm_flops - kept.gemm_flops,
+                    attention_forwards=got.attention_forwards,
+                    attention_backwards=got.attention_backwards,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def peaks():
+    """Peak bytes of live activations, 8 layers, one micro-batch."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    sequence = 4096 * tp
+    answer = {}
+    for style in ("gpt", "llama"):
+        full = dict(
+            recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+        )
+        cases = {"stock": (config(style, layers=8), None)}
+        cases["full recompute"] = (config(style, layers=8, **full), None)
+        for ratio, chunks in itertools.product((1.0, 0.5, 0.0), (1, 2, 4, 8)):
+            settings = memo(ratio, chunks, poison=False, min_swap_bytes=4096)
+            cases[f"memo {ratio} {chunks}"] = (config(style, layers=8), settings)
+        answer[style] = {name: _peak(*case, sequence) for name, case in cases.items()}
+        two = config(style, layers=2)
+        # What two layers save when everything is kept: live after forward, less the output.
+        saved = _peak(two, None, sequence, after_forward=True)
+        answer[style]["two layers' skeletals"] = saved
+    return answer
+
+
+def _peak(cfg, settings, sequence, after_forward=False):
+    built, given = block(cfg, settings), data(cfg, sequence)
+    run(built, given)  # lazy buffers, and .grad
+    x = given.inputs[0].clone().requires_grad_()
+    for parameter in built.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with StorageMeter(ignore=[x]) as meter:
+        y = built(hidden_states=x, attention_mask=None, rotary_pos_emb=given.rope)
+        live = meter.live_bytes
+        y.backward(given.output_grads[0])
+    return live if after_forward else meter.peak_bytes
+
+
+def leaks():
+    """Live tensors, host bytes over iterations, with passes that end in odd ways in between."""
+    cfg = config("llama", layers=3)
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    given = data(cfg, 64 * tp, 2)
+    built = block(cfg, memo(0.5, 3))
+    reference = run(built, given)
+    counts = []
+
+    def live():
+        gc.collect()
+        return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+
+    def forward_only():
+        built(hidden_states=given.inputs[0].clone().requires_grad_(), attention_mask=None,
+              rotary_pos_emb=given.rope)  # fmt: skip
+
+    def evaluation():
+        built.eval()
+        with torch.no_grad():
+            forward_only()
+        built.train()
+
+    def failure():
+        def boom(*_):
+            raise ArithmeticError
+
+        for broken in (built.layers[1].mlp, built.layers[2].self_attention.linear_proj):
+            handle = broken.register_forward_pre_hook(boom)
+            try:
+                forward_only()
+            except ArithmeticError:
+                pass
+            else:
+                raise AssertionError("the hook did not fire")
+            finally:
+                handle.remove()
+
+    answer = {}
+    for name, between in {
+        "nothing": lambda: None,
+        "forward only": forward_only,
+        "evaluation": evaluation,
+        "failure": failure,
+    }.items():
+        counts = []
+        for _ in range(8):
+            between()
+            got = run(built, given)
+            same = not differing(reference, got)
+            del got
+            counts.append((live(), get_engine().stats()["host_bytes"], same))
+        answer[name] = counts
+    return answer
+
+
+def evaluation():
+    """Without gradients: same numbers as stock, nothing swapped, nothing saved."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    cfg = config("llama", layers=3, dropout=0.1)
+    given = data(cfg, 64 * tp)
+    stock, ours = block(cfg, None).eval(), block(cfg, memo(0.5, 1)).eval()
+    chunked = block(cfg, memo(0.5, 4)).eval()
+    fresh_engine()
+    outputs = []
+    for built in (stock, ours, chunked):
+        with torch.no_grad():
+            outputs.append(
+                built(hidden_states=given.inputs[0], attention_mask=None, rotary_pos_emb=given.rope)
+            )
+    return dict(
+        one_chunk_bitwise=torch.equal(outputs[0], outputs[1]),
+        chunked_error=largest_error(outputs[:1], outputs[2:]),
+        d2h_bytes=get_engine(MemoConfig(0.5, poison=True)).stats()["d2h_bytes"],
+    )
+
+
+@contextmanager
+def fused_wgrad():
+    """A stand-in for the CUDA extension behind --gradient-accumulation-fusion, in plain torch.
+
+    With it, upstream's linear layers add weight gradients into `main_grad` inside their backward,
+    also through saved-tensor hooks: the path that Transformer-Engine-less GPU runs take.
+    """
+    from types import SimpleNamespace
+
+    from megatron.core.tensor_parallel import layers
+
+    def accumulate(total_input, grad_output, main_grad):
+        main_grad.add_(grad_output.t().to(main_grad.dtype) @ total_input.to(main_grad.dtype))
+
+    before = getattr(layers, "fused_weight_gradient_mlp_cuda", None)
+    available = layers._grad_accum_fusion_available
+    layers._grad_accum_fusion_available = True
+    layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(
+        wgrad_gemm_accum_fp32=accumulate, wgrad_gemm_accum_fp16=accumulate
+    )
+    try:
+        yield
+    finally:
+        layers._grad_accum_fusion_available = available
+        if before is None:
+            del layers.fused_weight_gradient_mlp_cuda
+        else:
+            layers.fused_weight_gradient_mlp_cuda = before
+
+
+def gradient_accumulation_fusion():
+    """main_grad with the fused weight gradient: stock against memo."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    answer = {}
+    with fused_wgrad():
+        for dtype in DTYPES:
+            cfg = config("llama", layers=3, dtype=DTYPES[dtype], gradient_accumulation_fusion=True)
+            given = data(cfg, 64 * tp, 2)
+
+            def main_grads(settings, cfg=cfg, given=given):
+                built = block(cfg, settings)
+                for parameter in built.parameters():
+                    parameter.main_grad = torch.zeros(parameter.shape)
+                    parameter.grad_added_to_main_grad = False
+                run(built, given)
+                return {n: p.main_grad for n, p in built.named_parameters() if "linear" in n}
+
+            stock = main_grads(None)
+            for ratio, chunks in ((0.0, 1), (1.0, 1), (0.5, 4)):
+                got = main_grads(memo(ratio, chunks))
+                answer[f"{dtype} {ratio} {chunks}"] = dict(
+                    bitwise=all(torch.equal(stock[n], got[n]) for n in stock),
+                    nonzero=all(bool(t.abs().sum() > 0) for t in got.values()),
+                    error=largest_error(stock, got),
+                )
+    return answer
+
+
+def state_dicts():
+    """Names, shapes and sharding of what a checkpoint holds."""
+    cfg = config("llama", layers=2)
+    stock, ours = block(cfg, None), block(cfg, memo(0.5, 2))
+
+    def describe(built):
+        plain = {k: None if v is None else list(v.shape) for k, v in built.state_dict().items()
+                 if not k.endswith("_extra_state")}  # fmt: skip
+        sharded = {
+            k: (v.key, list(getattr(v, "global_shape", ())), list(getattr(v, "global_offset", ())))
+            for k, v in built.sharded_state_dict().items()
+        }
+        return plain, sharded
+
+    loaded = ours.load_state_dict(stock.state_dict())
+    return dict(same=describe(stock) == describe(ours), missing=list(loaded.missing_keys),
+                unexpected=list(loaded.unexpected_keys), hidden=HIDDEN)  # fmt: skip
+
+
+# The mutation check: each wait of the protocol (see swap.engine), taken out alone. The fifth has no
+# effect on a whole layer, which reads all it fetches; tests/swap/test_context.py has it.
+WAITS = {
+    "d2h_after_compute": lambda self: None,
+    "retire_after_d2h": lambda self, event: None,
+    "buffer_is_free": lambda self: None,
+    "read_after_h2d": lambda self, event: None,
+}
+
+
+def protocol_mutations():
+    """Per schedule: what differs with the protocol whole, and with each wait removed."""
+    cfg = config("llama", layers=4)
+    given = data(cfg, 96, 2)
+    built = block(cfg, memo(0.5, 3))
+    kept = run(with_settings(built, memo(0.5, 3, resident_layers=EVERYTHING)), given)
+    with_settings(built, memo(0.5, 3))
+    answer = {}
+    for schedule in (adversary.Late, adversary.Early):
+        results = {}
+        for name in (None, *WAITS):
+            fresh_engine(SwapEngine(schedule(), poison=True))
+            original = getattr(SwapEngine, name) if name else None
+            if name:
+                setattr(SwapEngine, name, WAITS[name])
+            try:
+                results[name or "whole"] = differing(kept, run(built, given))
+            finally:
+                if name:
+                    setattr(SwapEngine, name, original)
+        answer[schedule.__name__] = results
+    return answer
+
+
+def forced_delays():
+    """Slow and late copies, and compute that is slow itself: the same numbers, from iteration 0."""
+    cfg = config("gpt", layers=4, dropout=0.1)
+    given = data(cfg, 96, 2)
+    built = block(cfg, memo(0.5, 3))
+    kept = run(with_settings(built, memo(0.5, 3, resident_layers=EVERYTHING)), given)
+    with_settings(built, memo(0.5, 3))
+    slow = 0.004
+    answer = {}
+    for name, backend in {
+        "slow D2H": adversary.Delayed(d2h_seconds=slow),
+        "slow H2D": adversary.Delayed(h2d_seconds=slow),
+        "both slow": adversary.Delayed(d2h_seconds=slow, h2d_seconds=slow, seed=1),
+        "late": adversary.Late(),
+        "early": adversary.Early(),
+        "sync": None,
+    }.items():
+        engine = SwapEngine(backend or HostThreadBackend(), sync=backend is None, poison=True)
+        fresh_engine(engine)
+        answer[name] = [differing(kept, run(built, given)) for _ in range(2)]
+    hooks = [layer.mlp.register_forward_hook(lambda *_: time.sleep(slow)) for layer in built.layers]
+    fresh_engine(SwapEngine(HostThreadBackend(), poison=True))
+    answer["slow compute"] = [differing(kept, run(built, given)) for _ in range(2)]
+    for hook in hooks:
+        hook.remove()
+    engine = SwapEngine(adversary.Delayed(h2d_seconds=slow), poison=True)
+    fresh_engine(engine)
+    run(built, given)
+    answer["exposed_h2d_s"] = engine.stats()["exposed_h2d_s"]
+    return answer

@@ -1,0 +1,93 @@
+"""What the layer recomputes, keeps, frees and shares with upstream."""
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)  # the first test that asks runs the scenarios
+
+both_layouts = pytest.mark.parametrize("ranks", [1, 2], ids=lambda ranks: f"tp{ranks}")
+
+
+@both_layouts
+def test_recompute_redoes_exactly_one_minus_alpha_of_all_but_the_second_mlp_projection(
+    answers, ranks
+):
+    for row in (row for rank in answers("flops", ranks) for row in rank):
+        dropped = row["sequence"] - round(row["ratio"] * row["sequence"] / ranks) * ranks
+        expected = row["layers"] * dropped * row["redone_flops_per_token"]
+        assert row["extra_flops"] == expected, row
+
+
+@both_layouts
+def test_attention_runs_once_forward_and_once_backward(answers, ranks):
+    for row in (row for rank in answers("flops", ranks) for row in rank):
+        assert row["attention_forwards"] == row["layers"], row
+        assert row["attention_backwards"] == row["layers"], row
+
+
+@pytest.mark.parametrize("style", ["gpt", "llama"])
+def test_peak_of_ratio_1_is_at_most_full_recompute_plus_two_layers_skeletals(answers, style):
+    (peaks,) = answers("peaks", 1)
+    limit = peaks[style]["full recompute"] + peaks[style]["two layers' skeletals"]
+    for chunks in (1, 2, 4, 8):
+        assert peaks[style][f"memo 1.0 {chunks}"] <= limit
+
+
+@pytest.mark.parametrize("style", ["gpt", "llama"])
+def test_peak_of_ratio_0_with_4_chunks_is_at_most_60_percent_of_full_recompute(answers, style):
+    (peaks,) = answers("peaks", 1)
+    assert peaks[style]["memo 0.0 4"] <= 0.6 * peaks[style]["full recompute"]
+    assert peaks[style]["full recompute"] < peaks[style]["stock"]
+
+
+@both_layouts
+def test_two_sequences_in_a_micro_batch(answers, ranks):
+    for rank in answers("batch_of_two", ranks):
+        assert rank and all(not names for names in rank.values()), rank
+
+
+def test_resident_layers_swap_nothing_and_change_no_number(answers):
+    (by_count,) = answers("resident_layers", 1)
+    assert all(not names for names, _ in by_count.values())
+    swapped = [swapped_bytes for _, swapped_bytes in by_count.values()]
+    assert swapped == sorted(swapped, reverse=True) and len(set(swapped)) == len(swapped)
+    assert swapped[-1] == 0  # every layer resident
+
+
+def test_variants_of_upstreams_attention_are_bitwise_stock(answers):
+    (variants,) = answers("upstream_variants", 1)
+    assert len(variants) == 5
+    for name, differing in variants.items():
+        assert differing == [[], []], name
+
+
+@both_layouts
+def test_evaluation_is_stock_and_swaps_nothing(answers, ranks):
+    for rank in answers("evaluation", ranks):
+        assert rank["one_chunk_bitwise"]
+        assert rank["chunked_error"] == 0
+        assert rank["d2h_bytes"] == 0
+
+
+@pytest.mark.parametrize("between", ["nothing", "forward only", "evaluation", "failure"])
+def test_nothing_is_left_behind(answers, between):
+    """Live tensors, host bytes and results stay the same over iterations, whatever else ran."""
+    (by_name,) = answers("leaks", 1)
+    first, *others = by_name[between][1:]
+    assert all(other == first for other in others)
+    assert all(same for _, _, same in by_name[between])
+
+
+@both_layouts
+def test_fused_weight_gradients_reach_main_grad(answers, ranks):
+    for rank in answers("gradient_accumulation_fusion", ranks):
+        assert len(rank) == 6
+        for name, got in rank.items():
+            assert got["nonzero"], name
+            # main_grad is fp32 and each chunk is added to it in fp32, in bf16 training as well.
+            assert got["bitwise"] if name.endswith(" 1") else got["error"] < 1e-6, (name, got)
+
+
+@both_layouts
+def test_checkpoints_are_interchangeable_with_upstreams_layer(answers, ranks):
+    for rank in answers("state_dicts", ranks):
+        assert rank["same"] and not rank["missing"] and not rank["unexpected"]
