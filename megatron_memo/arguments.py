@@ -1,0 +1,162 @@
+"""The command line of memo: flags added to Megatron's parser, and the config they give."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from megatron_memo.config import DEFAULT_RESIDENT_LAYERS, MemoConfig
+
+MODULES = ("auto", "memo", "upstream")
+
+# Flags that only say how memo works, and so say nothing unless a ratio turns it on. Values are the
+# defaults, which is how a given flag is told from one left out.
+_NEED_RATIO: dict[str, Any] = {
+    "memo_chunks": None,
+    "memo_resident_layers": None,
+    "memo_sync": False,
+    "memo_poison": False,
+}
+
+
+def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the memo group to ``parser`` and return it; an ``extra_args_provider`` of Megatron.
+
+    Numbers are read as text and checked by ``memo_config_from_args``, so that a wrong one is
+    answered by a sentence about that flag instead of the usage of six hundred flags.
+    """
+    group = parser.add_argument_group(
+        title="memo",
+        description="Long contexts in less device memory: token-wise swap and recompute of "
+        "activations. One flag is enough: --memo-swap-ratio 0.5.",
+    )
+    group.add_argument(
+        "--memo-swap-ratio",
+        metavar="R",
+        help="Turn memo on. Each layer moves the activations of the first R (0 to 1) of its tokens "
+        "to host memory until backward needs them, and recomputes those of the rest. 1 moves "
+        "everything (most host memory and traffic), 0 recomputes everything but attention (most "
+        "arithmetic). Losses and gradients are the same for every R. Without this flag the run is "
+        "plain Megatron.",
+    )
+    group.add_argument(
+        "--memo-chunks",
+        metavar="N",
+        help="Work through each layer's tokens in N pieces. More pieces mean a lower memory peak "
+        "and smaller matrix products. Left out, memo chooses from the sequence length.",
+    )
+    group.add_argument(
+        "--memo-resident-layers",
+        metavar="N",
+        help="The last N layers keep their activations on the device, because backward needs them "
+        f"at once. The default is {DEFAULT_RESIDENT_LAYERS}, as in the MEMO paper; 0 saves the "
+        "most memory.",
+    )
+    group.add_argument(
+        "--memo-modules",
+        choices=MODULES,
+        default="auto",
+        help="Which norm and core attention the local transformer uses. 'auto' takes memo's where "
+        "--memo-swap-ratio is given or Megatron's refuse to run (its plain torch norm under "
+        "sequence parallelism), and Megatron's otherwise; a log line says so. 'memo' takes "
+        "memo's under Megatron's own layer even without a ratio, which is the baseline to compare "
+        "memo with. 'upstream' never replaces anything. Transformer Engine's modules are never "
+        "replaced.",
+    )
+    group.add_argument(
+        "--memo-sync",
+        action="store_true",
+        help="For debugging: wait for every copy at once, so that nothing overlaps. If a problem "
+        "goes away with this flag, it is one of ordering.",
+    )
+    group.add_argument(
+        "--memo-poison",
+        action="store_true",
+        help="For debugging: fill every buffer that is given back with NaN, so that reading one "
+        "too late shows up in the loss instead of passing unseen.",
+    )
+    group.add_argument(
+        "--memo-report",
+        metavar="FILE",
+        help="Write a JSON file when training ends: seconds and exact loss of every iteration, "
+        "bytes swapped, versions.",
+    )
+    group.add_argument(
+        "--memo-measure-memory",
+        metavar="ITER",
+        help="Measure the peak of activation memory in iteration ITER, counted from 1. The "
+        "measurement slows that iteration down on a machine without a GPU, and the report marks "
+        "its time. Needs --memo-report.",
+    )
+    return parser
+
+
+def memo_config_from_args(args: argparse.Namespace) -> MemoConfig | None:
+    """The memo settings on the command line, or None where memo is off.
+
+    Args:
+        args: what a parser with ``add_memo_arguments`` returned. Attributes that are missing count
+            as left out (a script that does not know memo, Megatron's ``--yaml-cfg``).
+
+    Raises:
+        ValueError: a number that is none or out of range, or a memo flag without a ratio.
+    """
+    ratio = _number(args, "memo_swap_ratio", float, "a number from 0 to 1, such as 0.5")
+    chunks = _number(args, "memo_chunks", int, "a whole number, such as 4")
+    resident = _number(args, "memo_resident_layers", int, "a whole number, such as 2")
+    if ratio is None:
+        for name, default in _NEED_RATIO.items():
+            value = getattr(args, name, default)
+            if value != default:
+                given = flag_of(name) if value is True else f"{flag_of(name)} {value}"
+                raise ValueError(
+                    f"{given}: has no effect without --memo-swap-ratio, which turns memo on. Add "
+                    "--memo-swap-ratio (0.5 is a good start), or drop the flag."
+                )
+        return None
+    return MemoConfig(
+        swap_ratio=ratio,
+        chunks=chunks,
+        resident_layers=DEFAULT_RESIDENT_LAYERS if resident is None else resident,
+        sync=bool(getattr(args, "memo_sync", False)),
+        poison=bool(getattr(args, "memo_poison", False)),
+    )
+
+
+def measured_iteration(args: argparse.Namespace) -> int | None:
+    """The iteration (from 1) whose memory is to be measured, or None.
+
+    Raises:
+        ValueError: not a whole number, below 1, or nothing to write the result to.
+    """
+    iteration = _number(args, "memo_measure_memory", int, "a whole number, such as 3")
+    if iteration is None:
+        return None
+    if iteration < 1:
+        raise ValueError(
+            f"--memo-measure-memory {iteration}: iterations are counted from 1. Give 1 or more; "
+            "2 or more measures the steady state."
+        )
+    if getattr(args, "memo_report", None) is None:
+        raise ValueError(
+            f"--memo-measure-memory {iteration}: the result goes into the file that --memo-report "
+            "names, and there is none. Add --memo-report FILE."
+        )
+    return iteration
+
+
+def flag_of(attribute: str) -> str:
+    """``memo_swap_ratio`` -> ``--memo-swap-ratio``."""
+    return "--" + attribute.replace("_", "-")
+
+
+def _number[Kind: (int, float)](
+    args: argparse.Namespace, name: str, kind: type[Kind], wanted: str
+) -> Kind | None:
+    text = getattr(args, name, None)
+    if text is None:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{flag_of(name)} {text}: must be {wanted}.") from None

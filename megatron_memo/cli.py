@@ -1,0 +1,54 @@
+"""``megatron-memo COMMAND``: the console script.
+
+A command is a module, registered in ``COMMANDS``, with ``HELP`` (one sentence),
+``add_arguments(parser)`` and ``run(args) -> int`` (the exit status). It imports torch, Megatron
+and the like inside ``run``, so that ``--help`` and every other command stay fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from megatron_memo import __version__
+
+# name -> module, in the order in which --help lists them
+COMMANDS = {
+    "env": "megatron_memo.environment",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; ``argv`` is the command line without the program's name.
+
+    Returns:
+        The exit status: the command's, or 2 after a mistake of the user's.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="megatron-memo",
+        description="Tools around training with Megatron-MEMO. Training itself is started with "
+        "torchrun and pretrain_gpt_memo.py.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"megatron-memo {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module_name in COMMANDS.items():
+        module = importlib.import_module(module_name)
+        command = commands.add_parser(
+            name, help=module.HELP, description=module.HELP, allow_abbrev=False
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args(words)
+    try:
+        return int(args.run(args))
+    except ValueError as mistake:
+        print(f"megatron-memo: error: {mistake}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

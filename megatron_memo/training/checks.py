@@ -1,0 +1,216 @@
+"""Mistakes found before Megatron starts: nothing has been written and no memory taken yet."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from megatron_memo import compat
+from megatron_memo.arguments import measured_iteration
+from megatron_memo.config import MemoConfig
+from megatron_memo.layer.chunks import plan_chunks
+from megatron_memo.refusals import check_supported
+
+# Fields of the command line that shape a checkpoint's tensors, and the flag of each.
+_SHAPE = {
+    "num_layers": "--num-layers",
+    "hidden_size": "--hidden-size",
+    "ffn_hidden_size": "--ffn-hidden-size",
+    "num_attention_heads": "--num-attention-heads",
+    "kv_channels": "--kv-channels",
+    "group_query_attention": "--group-query-attention",
+    "num_query_groups": "--num-query-groups",
+    "swiglu": "--swiglu",
+    "normalization": "--normalization",
+    "add_bias_linear": "--disable-bias-linear",
+    "untie_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
+    "padded_vocab_size": "--vocab-size (padded)",
+}
+_REMOTE = ("s3://", "msc://")
+
+
+def check_flags(args: argparse.Namespace, memo: MemoConfig | None, own_modules: bool) -> None:
+    """Everything the flags alone tell.
+
+    Args:
+        args: parsed arguments, validated by Megatron or not yet.
+        memo: None without a swap ratio.
+        own_modules: memo's norm and attention are used.
+
+    Raises:
+        ValueError: flag, value, limit and remedy of the first mistake (refusals: of all).
+    """
+    if memo is not None or own_modules:
+        check_supported(args, memo)
+    _check_spec(args, memo, own_modules)
+    _check_tokens(args, memo)
+    _check_residency(args, memo)
+    _check_report(args)
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """The files that the run will read exist and fit.
+
+    Raises:
+        ValueError: a dataset's file is missing, no data at all, or a checkpoint of another shape.
+    """
+    _check_data(args)
+    check_checkpoint(args)
+
+
+def check_checkpoint(args: argparse.Namespace) -> None:
+    """The checkpoint that ``--load`` names has the model's shape; values not known yet are skipped.
+
+    Raises:
+        ValueError: the values that differ.
+    """
+    if getattr(args, "use_checkpoint_args", False):
+        return  # the checkpoint's own shape will be used
+    saved = compat.checkpoint_args(args)
+    if saved is None:
+        return
+    differing = []
+    for name, flag in _SHAPE.items():
+        theirs, ours = getattr(saved, name, None), getattr(args, name, None)
+        if name == "num_query_groups" and not getattr(args, "group_query_attention", False):
+            continue
+        if theirs is not None and ours is not None and theirs != ours:
+            differing.append(f"{flag} is {ours} here and {theirs} in the checkpoint")
+    if differing:
+        raise ValueError(
+            f"--load {args.load}: the checkpoint holds a model of another shape: "
+            f"{'; '.join(differing)}. Give the checkpoint's values (--use-checkpoint-args takes "
+            "them for you), or load another checkpoint."
+        )
+
+
+def _check_spec(args: argparse.Namespace, memo: MemoConfig | None, own_modules: bool) -> None:
+    spec = getattr(args, "spec", None)
+    if spec and (memo is not None or own_modules):
+        flag = "--memo-swap-ratio" if memo is not None else "--memo-modules memo"
+        raise ValueError(
+            f"--spec {' '.join(spec)}: chooses the layers, and so does {flag}. Drop one of the "
+            "two. (The memo layer is reachable as --spec megatron_memo.layer.spec "
+            "memo_layer_spec, with its settings in MEMO_* variables.)"
+        )
+
+
+def _check_tokens(args: argparse.Namespace, memo: MemoConfig | None) -> None:
+    tokens = getattr(args, "seq_length", None)
+    if tokens is None:
+        return
+    tp = (getattr(args, "tensor_model_parallel_size", None) or 1) if args.sequence_parallel else 1
+    if tokens % tp:
+        raise ValueError(
+            f"--seq-length {tokens}: does not divide by --tensor-model-parallel-size {tp}, over "
+            f"which --sequence-parallel splits it. Use a multiple of {tp}, such as "
+            f"{(tokens // tp + 1) * tp}, or drop --sequence-parallel."
+        )
+    if memo is not None:
+        plan_chunks(memo, tokens // tp, tp, keep=False)
+
+
+def _check_residency(args: argparse.Namespace, memo: MemoConfig | None) -> None:
+    layers = getattr(args, "num_layers", None)
+    if memo is not None and layers is not None and memo.resident_layers >= layers:
+        raise ValueError(
+            f"--memo-resident-layers {memo.resident_layers}: keeps the activations of all "
+            f"{layers} layers on the device, so --memo-swap-ratio {memo.swap_ratio:g} would have "
+            f"no effect. Give at most {layers - 1}; 0 saves the most memory."
+        )
+
+
+def _check_report(args: argparse.Namespace) -> None:
+    measured = measured_iteration(args)
+    last = getattr(args, "train_iters", None)
+    if measured is not None and last is not None and measured > last:
+        raise ValueError(
+            f"--memo-measure-memory {measured}: training ends after --train-iters {last}. Give at "
+            f"most {last}."
+        )
+    report = getattr(args, "memo_report", None)
+    if report is None:
+        return
+    folder = os.path.dirname(os.path.abspath(report))
+    if os.path.isdir(report) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ValueError(
+            f"--memo-report {report}: is not a file that can be written; {folder} must be an "
+            "existing folder with write permission. Make the folder, or name another file."
+        )
+
+
+def _check_data(args: argparse.Namespace) -> None:
+    if getattr(args, "mock_data", False) or getattr(args, "perform_rl_step", False):
+        return
+    some = False
+    for flag, prefix in _data_prefixes(args):
+        some = True
+        if prefix.startswith(_REMOTE):
+            continue
+        missing = [
+            prefix + suffix for suffix in (".idx", ".bin") if not os.path.isfile(prefix + suffix)
+        ]
+        if missing and not (getattr(args, "sft", False) and os.path.exists(prefix)):
+            raise ValueError(
+                f"{flag} {prefix}: {' and '.join(missing)} not found. Give the dataset's path "
+                "without .bin or .idx; scripts/prepare_data.py makes a dataset from text files."
+            )
+    if not some and getattr(args, "sft_mock_dataset_config_json", None) is None:
+        raise ValueError(
+            "--data-path: not given, and nothing else names data to train on. Give --data-path "
+            "PREFIX for a dataset made by scripts/prepare_data.py, or --mock-data for made-up "
+            "tokens."
+        )
+
+
+def _data_prefixes(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Flag and path prefix of every dataset on the command line or in the files it names."""
+    for flag, words in _data_words(args):
+        # Megatron takes prefixes, or pairs of weight and prefix.
+        weights = words[0::2]
+        paired = len(words) % 2 == 0 and all(_is_number(word) for word in weights)
+        for prefix in words[1::2] if paired else words:
+            yield flag, prefix.strip()
+
+
+def _data_words(args: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    for name in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
+        words = getattr(args, name, None)
+        if words:
+            yield "--" + name.replace("_", "-"), list(words)
+    if path := getattr(args, "data_args_path", None):
+        yield f"--data-args-path {path}, entry", _read(path, "--data-args-path").split()
+    if path := getattr(args, "per_split_data_args_path", None):
+        try:
+            splits = json.loads(_read(path, "--per-split-data-args-path"))
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"--per-split-data-args-path {path}: is not JSON ({error}). Give a file with one "
+                "list of paths for each of train, valid and test."
+            ) from None
+        for split in splits.values():
+            words = split.split() if isinstance(split, str) else list(split or ())
+            yield f"--per-split-data-args-path {path}, entry", words
+
+
+def _read(path: str, flag: str) -> str:
+    if path.startswith(_REMOTE):
+        return ""
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError as error:
+        raise ValueError(
+            f"{flag} {path}: cannot be read ({error.strerror}). Give an existing file."
+        ) from None
+
+
+def _is_number(word: Any) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

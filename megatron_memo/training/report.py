@@ -1,0 +1,134 @@
+"""``--memo-report``: what a run did, as one JSON file written by rank 0 when training ends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform as machine
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import megatron_memo
+from megatron_memo import platform
+from megatron_memo.config import MemoConfig
+
+LOSS = "lm loss"
+
+
+class Recorder:
+    """Times and meters training steps through ``compat.wrap_train_step``.
+
+    Args:
+        path: the file to write.
+        memo: the run's settings.
+        metered: iteration (from 1) whose activation memory is measured, or None.
+    """
+
+    def __init__(self, path: str, memo: MemoConfig | None, metered: int | None) -> None:
+        self._path = path
+        self._memo = memo
+        self._metered = metered
+        self._iterations: list[dict[str, Any]] = []
+        self._peak: int | None = None
+
+    def step(self, iteration: int, run: Callable[[], tuple]) -> tuple:
+        """Run one training step and note its seconds and loss; returns what the step returned."""
+        _synchronize()
+        start = time.perf_counter()
+        result = run()
+        _synchronize()
+        seconds = time.perf_counter() - start
+        loss = result[0].get(LOSS)
+        self._iterations.append(
+            {
+                "iteration": iteration,
+                "seconds": seconds,
+                "lm_loss": None if loss is None else float(loss),
+                "metered": iteration == self._metered,
+            }
+        )
+        return result
+
+    def forward_backward(self, iteration: int, run: Callable[[], Any]) -> Any:
+        """Run forward and backward of a step, under the meter if it is that iteration's turn."""
+        if iteration != self._metered:
+            return run()
+        with _peak_memory() as peak:
+            result = run()
+        self._peak = _largest_of_all_ranks(peak())
+        return result
+
+    def write(self) -> None:
+        """Write the file; rank 0 only, in one move, so a reader never sees half of it."""
+        if int(os.environ.get("RANK", "0")) != 0:
+            return
+        part = f"{self._path}.part"
+        with open(part, "w") as file:
+            json.dump(self.content(), file, indent=1)
+            file.write("\n")
+        os.replace(part, self._path)
+
+    def content(self) -> dict[str, Any]:
+        """What the file holds. Losses are exact: JSON's decimals give the same double back."""
+        return {
+            "memo": None if self._memo is None else dataclasses.asdict(self._memo),
+            "iterations": self._iterations,
+            "peak_activation_bytes": self._peak,
+            "swap": None if self._memo is None else _swap_stats(),
+            "versions": versions(),
+            "device": "cpu" if platform.is_active() else torch.cuda.get_device_name(),
+        }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on; packages that are absent are left out."""
+    found = {
+        "python": machine.python_version(),
+        "megatron-memo": megatron_memo.__version__,
+        "torch": torch.__version__,
+    }
+    for name in ("megatron-core", "transformer-engine", "flash-attn"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _swap_stats() -> dict[str, Any]:
+    from megatron_memo.swap.engine import get_engine
+
+    return get_engine().stats()
+
+
+def _synchronize() -> None:
+    if not platform.is_active():
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def _peak_memory() -> Iterator[Callable[[], int]]:
+    """Gives a function that says how many bytes above the start the body reached at most."""
+    if platform.is_active():
+        from megatron_memo.profile.storage import StorageMeter
+
+        with StorageMeter() as meter:
+            yield lambda: meter.peak_bytes
+    else:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        yield lambda: torch.cuda.max_memory_allocated() - start
+
+
+def _largest_of_all_ranks(value: int) -> int:
+    if not torch.distributed.is_initialized():
+        return value
+    device = torch.device("cpu") if platform.is_active() else torch.device("cuda")
+    largest = torch.tensor([value], dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    return int(largest.item())

@@ -1,0 +1,89 @@
+"""The memo flags: what they give, and the sentence a wrong one gets."""
+
+import argparse
+
+import pytest
+
+from megatron_memo.arguments import (
+    add_memo_arguments,
+    measured_iteration,
+    memo_config_from_args,
+)
+from megatron_memo.config import MemoConfig
+
+
+def parse(*words):
+    return add_memo_arguments(argparse.ArgumentParser()).parse_args(words)
+
+
+def test_without_flags_memo_is_off():
+    assert memo_config_from_args(parse()) is None
+    assert memo_config_from_args(argparse.Namespace()) is None
+    assert measured_iteration(parse()) is None
+
+
+def test_one_flag_is_enough():
+    assert memo_config_from_args(parse("--memo-swap-ratio", "0.5")) == MemoConfig(swap_ratio=0.5)
+
+
+def test_every_flag_reaches_the_config():
+    args = parse(
+        *("--memo-swap-ratio", "1", "--memo-chunks", "3", "--memo-resident-layers", "0"),
+        *("--memo-sync", "--memo-poison"),
+    )
+    assert memo_config_from_args(args) == MemoConfig(
+        swap_ratio=1.0, chunks=3, resident_layers=0, sync=True, poison=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--memo-swap-ratio", "half"], "--memo-swap-ratio half: must be a number from 0 to 1"),
+        (["--memo-swap-ratio", "1.5"], "--memo-swap-ratio 1.5: must be a number from 0"),
+        (["--memo-swap-ratio", "nan"], "--memo-swap-ratio nan: must be a number from 0"),
+        (["--memo-swap-ratio", "0.5", "--memo-chunks", "0"], "--memo-chunks 0: must be at least 1"),
+        (
+            ["--memo-swap-ratio", "0.5", "--memo-chunks", "2.5"],
+            "--memo-chunks 2.5: must be",
+        ),
+        (
+            ["--memo-swap-ratio", "0.5", "--memo-resident-layers", "-1"],
+            "--memo-resident-layers -1: must be 0 or more",
+        ),
+        (["--memo-chunks", "4"], "--memo-chunks 4: has no effect without --memo-swap-ratio"),
+        (["--memo-poison"], "--memo-poison: has no effect without --memo-swap-ratio"),
+        (["--memo-resident-layers", "2"], "--memo-resident-layers 2: has no effect without"),
+    ],
+)
+def test_wrong_value_gets_one_paragraph(words, sentence):
+    with pytest.raises(ValueError) as error:
+        memo_config_from_args(parse(*words))
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--memo-measure-memory", "3"], "--memo-measure-memory 3: the result goes into the file"),
+        (
+            ["--memo-measure-memory", "0", "--memo-report", "r"],
+            "--memo-measure-memory 0: it",
+        ),
+        (["--memo-measure-memory", "x", "--memo-report", "r"], "--memo-measure-memory x: must be"),
+    ],
+)
+def test_wrong_measurement_gets_one_paragraph(words, sentence):
+    with pytest.raises(ValueError) as error:
+        measured_iteration(parse(*words))
+    assert str(error.value).startswith(sentence)
+
+
+def test_every_flag_explains_itself_in_sentences():
+    parser = add_memo_arguments(argparse.ArgumentParser())
+    ours = [action for action in parser._actions if action.dest.startswith("memo_")]
+    assert len(ours) == 8
+    for action in ours:
+        assert action.help.endswith("."), action.dest
+        assert len(action.help.split()) > 12, action.dest
