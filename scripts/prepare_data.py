@@ -1,0 +1,16 @@
+#!/usr/bin/env python3
+"""Text files to Megatron's indexed dataset; `prepare_data.py --help` lists the flags.
+
+The work is done by the package, megatron_memo/data.
+"""
+
+import sys
+from pathlib import Path
+
+# So that it runs from a checkout that was not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from megatron_memo.data.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""What quickstart.sh does once there is an environment: data, a training run, the comparison.
+
+Runs in the root of the repo, and keeps to ``data/`` and ``runs/quickstart/`` there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+
+import compare
+from lib.launch import (
+    ROOT,
+    LaunchError,
+    Machine,
+    launch,
+    read_flags,
+    stop_on_sigterm,
+    this_machine,
+)
+from megatron_memo.data.cli import main as prepare_data
+
+FLAGS = Path("configs/quickstart.args")
+FOLDER = Path("runs/quickstart")
+RATIO = "0.5"
+
+# Folders below the standard library that hold other projects, tests, or tables in Python's clothes.
+NOT_PROGRAMS = (
+    *("site-packages", "dist-packages", "test", "tests", "idle_test"),
+    *("encodings", "pydoc_data"),
+)
+
+
+def prepare(seq_length: int) -> str:
+    """The standard library's sources as a dataset, made once; returns its prefix.
+
+    Its documents are sources of neighbouring modules joined to twice the context, so that most
+    samples lie within one.
+
+    Raises:
+        LaunchError: it could not be made; the reason is on stderr.
+    """
+    prefix = f"data/python-{platform.python_version()}-{2 * seq_length}"
+    words = ["--input", sysconfig.get_paths()["stdlib"], "--output-prefix", prefix]
+    for folder in NOT_PROGRAMS:
+        words += ["--exclude", folder]
+    words += ["--suffix", ".py", "--document-tokens", str(2 * seq_length)]
+    if prepare_data([*words, "--seq-length", str(seq_length), "--overwrite"]) != 0:
+        raise LaunchError("The data could not be prepared.")
+    return prefix
+
+
+def train(machine: Machine, flags: Sequence[str]) -> None:
+    """Train with memo and check that the model learns.
+
+    Raises:
+        LaunchError: the run failed, or its loss did not fall.
+    """
+    words = [*flags, "--memo-swap-ratio", RATIO]
+    shown = ["torchrun", "--nproc-per-node", str(machine.ranks), "pretrain_gpt_memo.py"]
+    print(f"    {shlex.join(shown)} $(sed 's/#.*//' {FLAGS}) \\")
+    print(f"        {shlex.join([*words[len(read_flags(FLAGS)) :], *machine.flags])}", flush=True)
+    report = launch(machine, words, log=FOLDER / "train.log", report=FOLDER / "train.json")
+    losses = [entry["lm_loss"] for entry in report["iterations"]]
+    first, last = losses[0], losses[-1]
+    if not last < first:
+        raise LaunchError(
+            f"The loss did not fall: {first:.4f} at first, {last:.4f} at last. The log is "
+            f"{FOLDER / 'train.log'}."
+        )
+    print(f"The loss fell from {first:.4f} to {last:.4f} in {len(losses)} iterations.", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status. Flags it does not know go to Megatron."""
+    parser = argparse.ArgumentParser(
+        prog="quickstart.sh",
+        description="Makes the environment, trains a small Llama-style GPT on the sources of "
+        "Python's standard library with memo, and compares memo with stock Megatron and with full "
+        "recompute. Further flags are Megatron's and override those of configs/quickstart.args.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--iterations", type=int, default=20, help="Iterations of the training run (default 20)."
+    )
+    parser.add_argument(
+        "--compare-iterations",
+        type=int,
+        default=4,
+        help="Iterations of each run of the comparison, 3 or more (default 4); 0 leaves the "
+        "comparison out.",
+    )
+    parser.add_argument(
+        "--seq-length", type=int, default=8192, help="Tokens of context (default 8192)."
+    )
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.iterations < 2:
+        parser.error(f"--iterations {arguments.iterations} is too small: it has to be at least 2")
+    if arguments.compare_iterations not in (0, *range(3, 10000)):
+        parser.error(
+            f"--compare-iterations {arguments.compare_iterations} is too small: it has to be 0, "
+            "or at least 3"
+        )
+    start = time.monotonic()
+    os.chdir(ROOT)
+    stop_on_sigterm()
+    try:
+        machine = this_machine()
+        length = str(arguments.seq_length)
+        print("== data: the sources of Python's standard library, as bytes", flush=True)
+        flags = [*read_flags(FLAGS), "--data-path", prepare(arguments.seq_length)]
+        flags += ["--seq-length", length, "--max-position-embeddings", length]
+        print(f"== training with --memo-swap-ratio {RATIO}: {machine.says}", flush=True)
+        train(machine, [*flags, "--train-iters", str(arguments.iterations), *rest])
+        if arguments.compare_iterations:
+            print("== comparison: the same model, trained in five ways", flush=True)
+            iterations = arguments.compare_iterations
+            compare.run(machine, [*flags, *rest], iterations=iterations, folder=FOLDER)
+    except (LaunchError, ValueError, OSError) as error:
+        print(f"{error}\nquickstart.sh: failed", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nquickstart.sh: stopped", file=sys.stderr)
+        return 130
+    seconds = round(time.monotonic() - start)
+    print(
+        f"quickstart.sh: all done in {seconds // 60} min {seconds % 60} s; logs and reports are "
+        f"in {FOLDER}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
