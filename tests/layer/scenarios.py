@@ -31,6 +31,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EVERYTHING = 99  # resident layers: all
 ODD_SEQUENCE = 97  # per rank
 
+# Micro-batches -> (ratio, chunks): every ratio with one, few and many chunks, every chunk count.
+COMBINATIONS = {
+    1: ((0.0, 5), (0.3, 3), (1.0, 2)),
+    3: ((0.0, 1), (0.0, 4), (0.3, 1), (0.3, 2), (0.3, 5), (1.0, 1), (1.0, 3)),
+}
+
 
 def memo(ratio, chunks, **other) -> MemoConfig:
     return MemoConfig(
@@ -54,14 +60,11 @@ def exactness():
         cfg = config(style, layers=3, dtype=DTYPES[dtype], dropout=dropout)
         stock_block, built = block(cfg, None), block(cfg, memo(0.5, 1))
         exact_block = _in_fp32(style, stock_block) if dtype == "bf16" and not dropout else None
-        for micro_batches, ratios, chunk_counts in (
-            (1, (0.0, 0.3, 1.0), (4,)),
-            (3, (0.0, 0.3, 1.0), (1, 2, 3, 5)),
-        ):
+        for micro_batches, combinations in COMBINATIONS.items():
             given = data(cfg, ODD_SEQUENCE * tp, micro_batches)
             stock, kept = run(stock_block, given), {}
             exact = run(exact_block, given.to(torch.float32)) if exact_block else None
-            for ratio, chunks in itertools.product(ratios, chunk_counts):
+            for ratio, chunks in combinations:
                 settings = memo(ratio, chunks)
                 got = run(with_settings(built, settings), given)
                 # Kept layers run the same chunks and use nothing of the swap engine.
@@ -213,7 +216,7 @@ def flops():
 def peaks():
     """Peak bytes of live activations, 8 layers, one micro-batch."""
     tp = parallel_state.get_tensor_model_parallel_world_size()
-    sequence = 4096 * tp
+    sequence = 2048 * tp
     answer = {}
     for style in ("gpt", "llama"):
         full = dict(
@@ -221,7 +224,7 @@ def peaks():
         )
         cases = {"stock": (config(style, layers=8), None)}
         cases["full recompute"] = (config(style, layers=8, **full), None)
-        for ratio, chunks in itertools.product((1.0, 0.5, 0.0), (1, 2, 4, 8)):
+        for ratio, chunks in ((1.0, 1), (1.0, 4), (0.0, 4)):
             settings = memo(ratio, chunks, poison=False, min_swap_bytes=4096)
             cases[f"memo {ratio} {chunks}"] = (config(style, layers=8), settings)
         answer[style] = {name: _peak(*case, sequence) for name, case in cases.items()}
@@ -291,7 +294,7 @@ def leaks():
         "failure": failure,
     }.items():
         counts = []
-        for _ in range(8):
+        for _ in range(5):
             between()
             got = run(built, given)
             same = not differing(reference, got)
