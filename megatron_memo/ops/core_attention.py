@@ -1,5 +1,8 @@
 """Core attention module in upstream's shape, over flash kernels."""
 
+from contextlib import nullcontext
+
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
@@ -77,11 +80,16 @@ class FlashCoreAttention(MegatronModule):
             raise ValueError(
                 "memo's own core attention takes no attention bias and no packed sequences"
             )
-        return flash_attention(
-            query,
-            key,
-            value,
-            softmax_scale=self.softmax_scale,
-            dropout_p=self.dropout_p if self.training else 0.0,
-            causal=kind == AttnMaskType.causal,
-        )
+        dropout_p = self.dropout_p if self.training else 0.0
+        # Ranks hold different heads, so they drop with different random streams, as in upstream's
+        # DotProductAttention; under sequence parallelism the block has switched to them already.
+        switch = dropout_p > 0 and not self.config.sequence_parallel
+        with get_cuda_rng_tracker().fork() if switch else nullcontext():
+            return flash_attention(
+                query,
+                key,
+                value,
+                softmax_scale=self.softmax_scale,
+                dropout_p=dropout_p,
+                causal=kind == AttnMaskType.causal,
+            )
