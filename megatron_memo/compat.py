@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -61,6 +62,10 @@ def let_torch_adam_resume(distrib_optimizer: ModuleType) -> None:
       from a placeholder (0, which restarts the bias correction) or from nowhere (an error).
 
     Can go when a resumed run with torch's Adam repeats the losses (tests/launch checks).
+
+    Not repaired, because it is the same on every machine: with ``--ckpt-format torch`` and the
+    distributed optimizer, ``--ckpt-step N`` chooses the model only; upstream's
+    ``load_checkpoint`` (0.19) then takes optimizer state and iteration from the newest checkpoint.
     """
     if getattr(distrib_optimizer, "HAVE_APEX_OR_TE", True):
         return
@@ -96,6 +101,38 @@ def let_torch_adam_resume(distrib_optimizer: ModuleType) -> None:
     cls.state_dict = state_dict_with_step
     cls.load_state_dict = load_state_dict_with_own_steps
     cls._set_main_param_and_optimizer_states = set_states_without_step
+
+
+def rng_states() -> tuple[Any, ...]:
+    """Every random state that upstream's own activation checkpointing restores.
+
+    Those of torch's CPU generator, of CUDA's, and of all streams of Megatron's tracker. Touches
+    ``megatron.core.tensor_parallel.random._get_all_rng_states`` (the same in 0.15 to 0.19). This
+    function and the two below can go when upstream offers them without the underscore.
+    """
+    from megatron.core.tensor_parallel import random
+
+    return random._get_all_rng_states()
+
+
+def set_rng_states(states: tuple[Any, ...]) -> None:
+    """Set what ``rng_states`` gave.
+
+    Touches ``megatron.core.tensor_parallel.random._set_all_rng_states`` (the same in 0.15 to 0.19).
+    """
+    from megatron.core.tensor_parallel import random
+
+    random._set_all_rng_states(*states)
+
+
+def forked_rng() -> AbstractContextManager[None]:
+    """A context after which every random state is what it was before.
+
+    Touches ``megatron.core.tensor_parallel.random._fork_rng`` (the same in 0.15 to 0.19).
+    """
+    from megatron.core.tensor_parallel import random
+
+    return random._fork_rng()
 
 
 def repair_help(parser: argparse.ArgumentParser) -> None:

@@ -69,6 +69,44 @@ def plan_chunks(memo: MemoConfig, local_tokens: int, tp: int, *, keep: bool) -> 
     )
 
 
+def describe(memo: MemoConfig, sequence: int, ranks: int, layers: int) -> str:
+    """What memo does with each sequence, for the log.
+
+    Args:
+        memo: ratio, chunks, resident layers.
+        sequence: tokens of a sequence.
+        ranks: ranks that share it (1 without sequence parallelism).
+        layers: layers of the model.
+
+    Raises:
+        ValueError: see `plan_chunks`.
+    """
+    chunks = plan_chunks(memo, sequence // ranks, ranks, keep=False)
+    count = f"{len(chunks)} token chunk{'s' if len(chunks) > 1 else ''}"
+    if memo.chunks is not None and len(chunks) > memo.chunks:
+        count += (
+            f" (--memo-chunks {memo.chunks} cannot hold both: swapped and recomputed tokens need "
+            "a chunk each)"
+        )
+    swapped = sum(chunk.stop - chunk.start for chunk in chunks if chunk.fate is Fate.SWAP) * ranks
+    if swapped == sequence:
+        tokens = f"all {sequence} tokens swapped"
+    elif swapped == 0:
+        tokens = f"all {sequence} tokens recomputed"
+    else:
+        tokens = f"{swapped} of {sequence} tokens swapped, the rest recomputed"
+    resident = min(memo.resident_layers, layers)
+    if resident == 0:
+        staying = "no layer stays on the device"
+    elif resident == layers:
+        staying = f"all {layers} layers stay on the device, so nothing is swapped or recomputed"
+    elif resident == 1:
+        staying = f"the last of {layers} layers stays on the device"
+    else:
+        staying = f"the last {resident} of {layers} layers stay on the device"
+    return f"ratio {memo.swap_ratio:g}: {tokens}, in {count}; {staying}"
+
+
 def swapped_rows(swap_ratio: float, local_tokens: int) -> int:
     """Rows whose activations are swapped: alpha times the rows, to the nearest."""
     return round(swap_ratio * local_tokens)

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from megatron.core.tensor_parallel import random as megatron_random
+
+from megatron_memo import compat
 
 
 class Replay:
@@ -15,7 +16,7 @@ class Replay:
     """
 
     def __init__(self, device_type: str):
-        self._rng = megatron_random._get_all_rng_states()
+        self._rng = compat.rng_states()
         self._autocast = [
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in dict.fromkeys((device_type, "cpu"))
@@ -25,8 +26,8 @@ class Replay:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Runs its body with gradients on and everything as noted; puts the present back after."""
-        with torch.enable_grad(), megatron_random._fork_rng(), ExitStack() as settings:
-            megatron_random._set_all_rng_states(*self._rng)
+        with torch.enable_grad(), compat.forked_rng(), ExitStack() as settings:
+            compat.set_rng_states(self._rng)
             for kind, dtype, enabled in self._autocast:
                 settings.enter_context(
                     torch.autocast(

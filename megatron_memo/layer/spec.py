@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.training.models.gpt import GPTModelConfig, default_layer_spec
 
 from megatron_memo.config import MemoConfig
+from megatron_memo.layer.chunks import describe
 from megatron_memo.layer.transformer_layer import MemoTransformerLayer
 from megatron_memo.ops.core_attention import FlashCoreAttention
 from megatron_memo.ops.norm import norm
@@ -83,9 +84,11 @@ def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -
 
     from megatron_memo.refusals import check_supported
 
-    memo = MemoConfig.from_env()
-    check_supported(get_args(), memo)
-    print_rank_0(f"[memo] layer from --spec: {memo}")
+    args, config, memo = get_args(), model_config.transformer, MemoConfig.from_env()
+    check_supported(args, memo)
+    ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
+    what = describe(memo, args.seq_length, ranks, config.num_layers)
+    print_rank_0(f"megatron_memo: layers from --spec, {what}")
     return block_spec(model_config, memo, vp_stage)
 
 

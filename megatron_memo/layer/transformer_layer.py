@@ -21,6 +21,7 @@ from torch import Tensor
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.attention import AttentionStep, QkvStore
 from megatron_memo.layer.chunks import Chunk, plan_chunks
+from megatron_memo.layer.parameter_sum import ParameterSums
 from megatron_memo.layer.rows import Rows, Source, Target, on_backward
 from megatron_memo.layer.segment import Base, Segment
 from megatron_memo.layer.stand_in import standing_in
@@ -99,6 +100,9 @@ class _ChunkedForward:
                 first=layer.layer_number == 1, swaps=not keeps, device=x.device
             )
         self.context = self.passing.own if self.passing is not None else None
+        self.sums = ParameterSums(
+            layer, needed=len(self.chunks) > 1 and not config.gradient_accumulation_fusion
+        )
         self.fixed = _addresses([*layer.parameters(), *inputs.values()])
 
     def run(self) -> Tensor:
@@ -140,7 +144,8 @@ class _ChunkedForward:
                 also_fixed=rope,
                 keep_outputs=True,
             )
-            parts = segment.run(rows)
+            with self.sums.of_one_chunk():
+                parts = segment.run(rows)
             if store is not None:
                 store.add(chunk, everywhere, segment, parts)
                 self.flush()
@@ -186,7 +191,8 @@ class _ChunkedForward:
                 ],
                 last_gemm=(layer.mlp, "linear_fc2") if has_fc2 else None,
             )
-            (y,) = segment.run(rows, source.take(anchor, everywhere, out_rows))
+            with self.sums.of_one_chunk():
+                (y,) = segment.run(rows, source.take(anchor, everywhere, out_rows))
             self.flush()
             tokens.append(target.put(self.local(chunk), y))
             del y, out_rows

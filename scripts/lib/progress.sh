@@ -22,7 +22,8 @@ memo_watch() {
         sleep 0.2
         if ((SECONDS - shown >= ${MEMO_WATCH_SECONDS:-10})); then
             shown=$SECONDS
-            line=$(tail -n 1 "$log" | tr -d '\r' | cut -c 1-80)
+            # The last line that says what is done; pip's warnings about its own sources do not.
+            line=$(tail -n 50 "$log" | grep -v '^ *WARNING' | tail -n 1 | tr -d '\r' | cut -c 1-80)
             printf '   %s, %ds: %s\n' "$label" $((SECONDS - start)) "$line"
         fi
     done
