@@ -8,19 +8,21 @@ fp32 `main_grad` themselves and nothing is to be done.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from megatron_memo.layer.collect import Collector
 
 SHORT_TYPES = (torch.float16, torch.bfloat16)
 
 
 class ParameterSums:
-    """The parameters of `modules` whose gradients need it, for one forward of one layer.
+    """The 16-bit parameters of a layer, for one forward of it.
 
-    NOTE: as for rows.Source, nothing here holds a tensor of the graph that autograd nodes hold: a
-    node holds its `_Sum`, the caller holds this.
+    Args:
+        layer: whose modules' parameters.
+        needed: False makes this do nothing.
     """
 
     def __init__(self, layer: nn.Module, *, needed: bool):
@@ -33,8 +35,7 @@ class ParameterSums:
                     continue
                 if parameter.dtype in SHORT_TYPES:
                     total = _Sum(parameter.dtype)
-                    anchor = _Finish.apply(total, parameter)
-                    self._entries.append((module, name, parameter, total, anchor))
+                    self._entries.append((module, name, parameter, total, total.anchor(parameter)))
 
     @contextmanager
     def of_one_chunk(self) -> Iterator[None]:
@@ -44,7 +45,7 @@ class ParameterSums:
         looked up, so the parameters themselves stay registered, and untouched.
         """
         for module, name, parameter, total, anchor in self._entries:
-            module.__dict__[name] = _Use.apply(total, anchor, parameter.detach())
+            module.__dict__[name] = total.take(anchor, None, parameter.detach())
         try:
             yield
         finally:
@@ -52,12 +53,14 @@ class ParameterSums:
                 del module.__dict__[name]
 
 
-class _Sum:
+class _Sum(Collector):
+    """The fp32 sum of a parameter's gradients, rounded to its own type at the end."""
+
     def __init__(self, dtype: torch.dtype):
         self._dtype = dtype
         self._total: Tensor | None = None
 
-    def add(self, grad: Tensor) -> None:
+    def add(self, piece: None, grad: Tensor) -> None:
         if self._total is None:
             self._total = grad.float()
         else:
@@ -66,28 +69,3 @@ class _Sum:
     def finish(self) -> Tensor | None:
         total, self._total = self._total, None
         return None if total is None else total.to(self._dtype)
-
-
-class _Finish(torch.autograd.Function):
-    """Stands for the parameter in the graph; its backward runs when every use has added."""
-
-    @staticmethod
-    def forward(ctx: Any, total: _Sum, parameter: Tensor) -> Tensor:
-        ctx.total = total
-        return parameter.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, _grad: Tensor) -> Any:
-        return None, ctx.total.finish()
-
-
-class _Use(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, total: _Sum, anchor: Tensor, values: Tensor) -> Tensor:
-        ctx.total = total
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        ctx.total.add(grad)
-        return None, grad.new_zeros(()), None

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron_memo.layer.collect import Collector
+
 
 class Rows:
     """Rows [start, stop) of each of `ranks` stretches of `n` tokens."""
@@ -38,11 +40,11 @@ class Rows:
         return self.view(whole).reshape(-1, *whole.shape[1:])
 
 
-class Source:
+class Source(Collector):
     """A tensor that is taken apart: collects the gradients of its rows in one buffer.
 
-    NOTE: a Source is held by autograd nodes, so it must not hold a tensor of their graph itself
-    (the anchor): that would be a cycle which reference counting never frees.
+    A chunk's rows are taken once and used by all its consumers, so that their gradients are added
+    in the order in which stock Megatron adds them: bitwise the same sum.
     """
 
     def __init__(self, whole: Tensor, on_complete: Callable[[], None] | None = None):
@@ -50,21 +52,13 @@ class Source:
         self._grad: Tensor | None = None
         self._on_complete = on_complete
 
-    def anchor(self, whole: Tensor) -> Tensor:
-        """A scalar that stands for the whole in the graph; backward runs `on_complete`."""
-        return _Anchor.apply(self, whole)
-
-    def take(self, anchor: Tensor, rows: Rows, values: Tensor) -> Tensor:
-        """`values` (rows of the whole, detached), with their gradient led back to the whole."""
-        return _Take.apply(self, rows, anchor, values)
-
-    def add(self, rows: Rows, grad: Tensor) -> None:
-        if rows.all:
+    def add(self, piece: Rows, grad: Tensor) -> None:
+        if piece.all:
             self._grad = grad.reshape(self._shape)
             return
         if self._grad is None:
             self._grad = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-        part = rows.view(self._grad)
+        part = piece.view(self._grad)
         part.copy_(grad.reshape(part.shape))
 
     def finish(self) -> Tensor | None:
@@ -74,42 +68,10 @@ class Source:
         return grad
 
 
-class _Anchor(torch.autograd.Function):
-    """Ties a Source to its tensor; backward runs once, when every row's gradient is there."""
-
-    @staticmethod
-    def forward(ctx: Any, source: Source, whole: Tensor) -> Tensor:
-        ctx.source = source
-        return whole.new_empty(())
-
-    @staticmethod
-    def backward(ctx: Any, _grad: Tensor) -> Any:
-        return None, ctx.source.finish()
-
-
-class _Take(torch.autograd.Function):
-    """Rows of a Source.
-
-    A chunk's rows are taken once and used by all its consumers, so that their gradients meet in
-    this node's input in the order in which stock Megatron adds them: bitwise the same sum.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, source: Source, rows: Rows, anchor: Tensor, values: Tensor) -> Tensor:
-        ctx.source, ctx.rows = source, rows
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        ctx.source.add(ctx.rows, grad)
-        # The anchor's own gradient is never read, but autograd has to see one to run it.
-        return None, None, grad.new_zeros(()), None
-
-
 class Target:
     """A tensor that is put together from rows; hands each part its rows of the gradient.
 
-    NOTE: as for Source, the tokens that `put` returns belong to the caller, not to the Target.
+    NOTE: as for a Collector, the tokens that `put` returns belong to the caller.
     """
 
     def __init__(self) -> None:

@@ -111,7 +111,7 @@ class _ChunkedForward:
         anchor = source.anchor(x)
         values = x.detach()
         fetch_x = _stored_input(self.context, values)
-        # A chunk's rows are taken once, for both of its segments (see rows._Take), and just before
+        # A chunk's rows are taken once, for both of its segments (see rows.Source), and just before
         # the first: autograd runs later nodes first, so each chunk's gradient is written as soon
         # as the chunk is done.
         taken: list[Tensor] = []
