@@ -494,6 +494,16 @@ REFUSALS: tuple[Refusal, ...] = (
         Scope.ATTENTION,
     ),
     Refusal(
+        "--batch-invariant-mode",
+        "batch_invariant_mode",
+        _given("batch_invariant_mode"),
+        "promises results that do not depend on the batch, from Transformer Engine's norms and "
+        "one pinned flash attention kernel, which memo's own modules are not",
+        "Use --transformer-impl transformer_engine, or drop the flag.",
+        "--batch-invariant-mode",
+        Scope.ATTENTION,
+    ),
+    Refusal(
         "--position-embedding-type",
         "position_embedding_type",
         _is("position_embedding_type", "relative"),

@@ -31,8 +31,12 @@ from megatron_memo.swap.engine import LayerPass, get_engine
 Fetch = Callable[[], Tensor]
 Qkv = tuple[Tensor, Tensor, Tensor]
 
-# Arguments of upstream's forward that a chunk can pass on untouched, and those it cannot take.
+# Arguments of upstream's forward that a token chunk has no share of yet. The launcher refuses the
+# flags that lead to them; this is for whoever builds the layer without it.
 _REFUSED_INPUTS = {
+    "rotary_pos_cos": "cosines and sines instead of a RoPE table",
+    "rotary_pos_sin": "cosines and sines instead of a RoPE table",
+    "rotary_pos_cos_sin": "cosines and sines instead of a RoPE table",
     "context": "cross attention",
     "attention_bias": "an attention bias",
     "packed_seq_params": "packed sequences",

@@ -151,6 +151,7 @@ def _pretrain(args: Namespace, memo: MemoConfig | None, modules: ModuleChoice) -
         pretrain_cfg_container_from_args,
     )
 
+    from megatron_memo.layer.chunks import describe
     from megatron_memo.training import modelopt
     from megatron_memo.training.datasets import train_valid_test_datasets_provider
     from megatron_memo.training.gpt import embedding_ranks, forward_step
@@ -169,7 +170,8 @@ def _pretrain(args: Namespace, memo: MemoConfig | None, modules: ModuleChoice) -
     if modules.why:
         _log(f"norm and core attention of the layers are memo's ({modules.why})")
     if memo is not None:
-        _log(f"{memo}")
+        ranks = args.tensor_model_parallel_size if args.sequence_parallel else 1
+        _log(describe(memo, args.seq_length, ranks, args.num_layers))
 
     recorder = None
     if getattr(args, "memo_report", None) is not None:

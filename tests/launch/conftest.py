@@ -16,20 +16,24 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = str(ROOT / "pretrain_gpt_memo.py")
 
 # Nothing here is about the CPU: what a machine without CUDA needs, the launcher adds by itself.
+# Sizes are the smallest at which a chunk's activations are worth a copy (config.min_swap_bytes).
 _TINY = """
-    --num-layers 2 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 32
-    --max-position-embeddings 32 --position-embedding-type rope --normalization RMSNorm --swiglu
-    --disable-bias-linear --micro-batch-size 1 --global-batch-size 4 --lr 1e-2
+    --num-layers 2 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 256 --seq-length 256
+    --max-position-embeddings 256 --micro-batch-size 1 --global-batch-size 4 --lr 1e-2
     --lr-decay-style constant --clip-grad 1.0 --attention-dropout 0 --mock-data
-    --tokenizer-type NullTokenizer --vocab-size 63 --log-interval 1 --eval-interval 2
-    --eval-iters 1 --log-throughput --num-workers 0
+    --tokenizer-type NullTokenizer --vocab-size 63 --log-interval 1 --eval-interval 5
+    --eval-iters 1 --log-throughput --num-workers 0 --split 90,5,5
+"""
+_LLAMA = """
+    --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear
+    --group-query-attention --num-query-groups 2
 """
 # What Megatron's launch script does not know about a machine without CUDA.
 _PLAIN_KERNELS = """
     --transformer-impl local --distributed-backend gloo --no-gradient-accumulation-fusion
     --no-masked-softmax-fusion --no-rope-fusion --no-persist-layer-norm
 """
-TINY = _TINY.split()
+TINY = {"gpt": _TINY.split(), "llama": [*_TINY.split(), *_LLAMA.split()]}
 PLAIN_KERNELS = _PLAIN_KERNELS.split()
 
 
@@ -47,6 +51,12 @@ class Run:
         """Exact loss of each iteration, from the report."""
         assert self.report is not None
         return {row["iteration"]: row["lm_loss"] for row in self.report["iterations"]}
+
+    @property
+    def validation(self) -> dict[int, float]:
+        """Validation loss by iteration, as Megatron logs it."""
+        pattern = r"validation loss at iteration (\d+) \| lm loss value: (\S+)"
+        return {int(step): float(loss) for step, loss in re.findall(pattern, self.out)}
 
     @property
     def logged(self) -> list[str]:
@@ -79,11 +89,12 @@ def start() -> Callable[..., Run]:
 
 @pytest.fixture(scope="session")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """``train(ranks, *flags)``: the launcher on the tiny model, which has to succeed."""
+    """``train(ranks, style, *flags)``: the launcher on a tiny model, which has to succeed."""
 
-    def run(ranks: int, *flags: str) -> Run:
+    def run(ranks: int, style: str, *flags: str) -> Run:
         report = tmp_path_factory.mktemp("report") / "report.json"
-        done = torchrun(ranks, LAUNCHER, *TINY, *flags, "--memo-report", str(report), report=report)
+        words = [LAUNCHER, *TINY[style], *flags, "--memo-report", str(report)]
+        done = torchrun(ranks, *words, report=report)
         assert done.status == 0, f"{done.out[-3000:]}\n{done.err[-5000:]}"
         return done
 
@@ -91,18 +102,30 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
+def rounding() -> Callable[[dict[int, float], dict[int, float], float], None]:
+    """``rounding(losses, reference, fraction)``: a curve is another one, roundings excepted.
+
+    They may differ by ``fraction`` of the loss itself, for forward's roundings, and of the way
+    that the reference has gone up and down until then, for those of the updates.
+    """
+
+    def check(losses: dict[int, float], reference: dict[int, float], fraction: float) -> None:
+        assert losses.keys() == reference.keys()
+        way, last = 0.0, reference[min(reference)]
+        for step, loss in reference.items():
+            way, last = way + abs(loss - last), loss
+            assert abs(losses[step] - loss) <= fraction * (loss + way), step
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def tiny() -> list[str]:
-    """Megatron flags of the tiny model."""
-    return TINY
+    """Megatron flags of the tiny Llama-style model."""
+    return TINY["llama"]
 
 
 @pytest.fixture(scope="session")
 def plain_kernels() -> list[str]:
     """Flags that the launcher adds on a machine without CUDA and other scripts have to give."""
     return PLAIN_KERNELS
-
-
-@pytest.fixture(scope="session")
-def run_words() -> Callable[..., Run]:
-    """``run_words(*command)``: exactly this command."""
-    return lambda *command: run_command(command)
