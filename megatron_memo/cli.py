@@ -17,6 +17,7 @@ from megatron_memo import __version__
 # name -> module, in the order in which --help lists them
 COMMANDS = {
     "env": "megatron_memo.environment",
+    "solve": "megatron_memo.plan.solve_cli",
 }
 
 

@@ -1,0 +1,250 @@
+"""``megatron-memo solve IN.csv``: lays out any buffers with known lifetimes, with proof.
+
+Exit status: 0 solved, 2 broken input, 3 proven infeasible, 4 no solution in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import native
+from .minimalloc_csv import read_problem, write_solution
+from .portfolio import Solution, Status, solve
+from .problem import Problem, ProblemError
+
+HELP = "Lay out buffers with known lifetimes (a MiniMalloc CSV file) in as little memory as can be."
+EXIT = {Status.SOLVED: 0, Status.INFEASIBLE: 3, Status.UNSOLVED: 4}
+EXIT_BROKEN = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `solve`."""
+    parser.epilog = (
+        "Exit status: 0 solved, 2 broken input, 3 proven that no layout fits the capacity, 4 no "
+        "solution in time. Ctrl-C ends the search and keeps the best layout found so far."
+    )
+    parser.add_argument(
+        "input",
+        metavar="IN.csv",
+        type=Path,
+        help="buffers, one a line, with the columns id,lower,upper,size: alive from time lower to "
+        "time upper (not included), integers",
+    )
+    parser.add_argument(
+        "--capacity",
+        metavar="N",
+        type=_whole_number,
+        help="stop at the first layout that needs at most N; without it the lowest peak is wanted "
+        "and the search ends when the peak equals the proven lower bound",
+    )
+    parser.add_argument(
+        "--time-limit",
+        metavar="S",
+        type=_seconds,
+        default=60.0,
+        help="seconds of wall time to search (default 60)",
+    )
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=_positive,
+        default=None,
+        help="threads that search at once (default: the cores this process may use, at most 4)",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=_whole_number, default=0, help="of random choices (default 0)"
+    )
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="one thread, and steps limited by work instead of time: the same layout every time, "
+        "unless the time limit cuts the search short",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT.csv",
+        type=Path,
+        help="where to write id,lower,upper,size,offset; the file appears whole or not at all",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as one JSON object instead of text"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads, solves, verifies, writes and prints; returns the exit status."""
+    try:
+        with _terminate_as_interrupt():
+            return _run(args)
+    except ProblemError as error:
+        print(f"megatron-memo solve: error: {error}", file=sys.stderr)
+        return EXIT_BROKEN
+    except KeyboardInterrupt:
+        print("megatron-memo solve: interrupted before the search began", file=sys.stderr)
+        return EXIT[Status.UNSOLVED]
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.output is not None:
+        _check_output(args.input, args.output)
+    problem = read_problem(args.input, args.capacity)
+    if native.library() is None:
+        print(
+            f"megatron-memo solve: note: slow Python solvers in use: {native.why_not()}",
+            file=sys.stderr,
+        )
+    solution = solve(
+        problem,
+        time_limit=args.time_limit,
+        workers=args.workers or min(4, len(os.sched_getaffinity(0))),
+        seed=args.seed,
+        deterministic=args.deterministic,
+    )
+    # A layout above the capacity is no solution; it is written only where the user broke off and
+    # would otherwise lose it.
+    keep = solution.status is Status.SOLVED or (solution.interrupted and solution.best is not None)
+    written = None
+    if args.output is not None and keep and solution.best is not None:
+        try:
+            write_solution(args.output, problem, solution.best.offsets)
+        except OSError as error:
+            raise ProblemError(f"{args.output}: {error.strerror or error}") from error
+        written = str(args.output)
+    if args.json:
+        print(json.dumps(as_json(problem, solution, written), indent=2))
+    else:
+        print("\n".join(as_text(problem, solution, written)))
+    return EXIT[solution.status]
+
+
+def as_json(problem: Problem, solution: Solution, written: str | None) -> dict[str, Any]:
+    """What `--json` prints; sizes in the unit of the input."""
+    best = solution.best
+    return {
+        "status": solution.status.value,
+        "buffers": len(problem.buffers),
+        "capacity": problem.capacity,
+        "peak": best.peak if best else None,
+        "lower_bound": solution.bound,
+        "lower_bound_by": solution.bound_by,
+        "gap": solution.gap,
+        "optimal": solution.gap == 0,
+        "found_by": best.found_by if best else None,
+        "found_after_seconds": round(best.seconds, 4) if best else None,
+        "seconds": round(solution.seconds, 4),
+        "cpu_seconds": round(solution.cpu_seconds, 4),
+        "interrupted": solution.interrupted,
+        "timed_out": solution.timed_out,
+        "compiled": solution.compiled,
+        "verified": best is not None,
+        "output": written,
+    }
+
+
+def as_text(problem: Problem, solution: Solution, written: str | None) -> list[str]:
+    """The same in words."""
+    lines = []
+    if solution.interrupted:
+        lines.append("interrupted: this is the best layout so far")
+    elif solution.timed_out:
+        lines.append("the time limit was reached")
+    best, gap, capacity = solution.best, solution.gap, problem.capacity
+    proven = f"proven lower bound {solution.bound} (by {solution.bound_by})"
+    count = f"{len(problem.buffers)} buffers"
+    if solution.status is Status.INFEASIBLE:
+        lines.append(f"infeasible: {count}, capacity {capacity}, {proven}")
+    elif best is None or gap is None:
+        lines.append(f"no layout found: {count}, {proven}")
+    elif solution.status is Status.UNSOLVED:
+        lines.append(
+            f"no solution in time: {count}, capacity {capacity}, best peak {best.peak}, {proven}"
+        )
+    else:
+        lines.append(f"solved: {count}, peak {best.peak}, {proven}, {_gap_text(gap, solution)}")
+    if best is not None and solution.status is not Status.INFEASIBLE:
+        lines.append(f"found by {best.found_by} after {best.seconds:.2f} s, verified")
+    lines.append(f"took {solution.seconds:.2f} s, {solution.cpu_seconds:.2f} s of CPU time")
+    if written is not None:
+        above = "" if solution.status is Status.SOLVED else " (it needs more than the capacity)"
+        lines.append(f"written to {written}{above}")
+    return lines
+
+
+def _gap_text(gap: int, solution: Solution) -> str:
+    if gap == 0:
+        return "gap 0: optimal"
+    return f"gap {gap} ({gap / solution.bound:.3%})"
+
+
+def _check_output(source: Path, target: Path) -> None:
+    """Raises ProblemError before a long search whose result couldn't be written."""
+    if target.is_dir():
+        raise ProblemError(f"{target}: this is a folder, -o takes the name of a file")
+    if not target.parent.is_dir():
+        raise ProblemError(f"{target}: the folder {target.parent} does not exist")
+    if not os.access(target.parent, os.W_OK):
+        raise ProblemError(f"{target}: the folder {target.parent} is not writable")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise ProblemError(f"{target}: -o names the input itself")
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM, as batch systems send it before they kill, acts like Ctrl-C."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread, where signals don't arrive anyway
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+
+
+def _positive(text: str) -> int:
+    value = _whole_number(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} s is not above 0")
+    return value
+
+
+def main() -> int:
+    """`python -m megatron_memo.plan.solve_cli`, the command by itself."""
+    parser = argparse.ArgumentParser(prog="megatron-memo solve", description=HELP)
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
