@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from megatron_memo.layer.chunks import Fate
 from megatron_memo.layer.replay import Replay
 from megatron_memo.layer.stand_in import standing_in
-from megatron_memo.swap.context import Handle, LayerContext
+from megatron_memo.swap.context import Handle, LayerContext, check_unchanged
 
 
 class Base(NamedTuple):
@@ -37,22 +37,28 @@ class Base(NamedTuple):
 class _View(NamedTuple):
     """A view, relative to the first element of the tensor it was taken from."""
 
-    dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
     offset: int  # elements
 
     @classmethod
     def of(cls, view: Tensor, root: Tensor) -> "_View":
-        return cls(
-            view.dtype,
-            view.size(),
-            view.stride(),
-            int(view.storage_offset() - root.storage_offset()),
-        )
+        offset = int(view.storage_offset() - root.storage_offset())
+        return cls(view.size(), view.stride(), offset)
 
     def on(self, root: Tensor) -> Tensor:
         return root.as_strided(self.size, self.stride, root.storage_offset() + self.offset)
+
+
+class _Fixed:
+    """A tensor that stays where it is. Under hooks autograd does not watch for in-place changes."""
+
+    def __init__(self, t: Tensor):
+        self._t, self._version = t.detach(), t._version
+
+    def unchanged(self) -> Tensor:
+        check_unchanged(self._t, self._version)
+        return self._t
 
 
 class _OfBase(NamedTuple):
@@ -147,9 +153,9 @@ class Segment:
     def _pack_swapped(self, t: Tensor) -> Any:
         address = t.untyped_storage().data_ptr()
         if address in self._fixed:
-            return t.detach()
+            return _Fixed(t)
         for index, values in enumerate(self._base_values):
-            if address == values.untyped_storage().data_ptr():
+            if address == values.untyped_storage().data_ptr() and t.dtype == values.dtype:
                 return _OfBase(index, _View.of(t, values))
         if t.untyped_storage().nbytes() < self._min_swap_bytes:
             return t.detach()
@@ -159,6 +165,8 @@ class Segment:
     def _unpack_swapped(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
+        if isinstance(packed, _Fixed):
+            return packed.unchanged()
         if isinstance(packed, _OfBase):
             return packed.view.on(self._fetches[packed.number]())
         assert isinstance(packed, Handle) and self._context is not None
@@ -168,11 +176,11 @@ class Segment:
 
     def _pack_dropped(self, t: Tensor) -> Any:
         if t.untyped_storage().data_ptr() in self._fixed:
-            return t.detach()
+            return _Fixed(t)
         if self._in_last_gemm:
             last = self._last_input
             assert last is not None
-            if t.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
+            if _same_storage(t, last) and t.dtype == last.dtype:
                 self._last_input_uses += 1
                 return _LastInput(_View.of(t, last))
             self._skip_last_gemm = False  # it saves something of its own making
@@ -180,8 +188,8 @@ class Segment:
         return _Recomputed(self._saved_count - 1)
 
     def _unpack_dropped(self, packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
+        if isinstance(packed, _Fixed):
+            return packed.unchanged()
         self.recompute()
         if isinstance(packed, _LastInput):
             if self._last_input is None:
@@ -215,7 +223,7 @@ class Segment:
             if self._in_last_gemm:
                 last = self._last_input
                 assert last is not None
-                if address == last.untyped_storage().data_ptr():
+                if _same_storage(t, last) and t.dtype == last.dtype:
                     return
             kept.append(t.detach())
 
@@ -284,10 +292,14 @@ class Segment:
         return standing_in(owner, **{name: keep_input})
 
 
+def _same_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
 def _walked_twice() -> RuntimeError:
     return RuntimeError(
         "an activation that memo recomputed was asked for a second time. Backward through a memo "
-        "layer runs once: retain_graph=True is not supported."
+        "layer can run only once, even with retain_graph."
     )
 
 

@@ -9,6 +9,7 @@ The layer is three steps (MEMO, section 4.1, at the granularity of token chunks 
 Each step is upstream's own code (see `stand_in`). All chunks form one plain autograd graph.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -69,10 +70,12 @@ class MemoTransformerLayer(TransformerLayer):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         """[n, b, h] -> ([n, b, h], context), n this rank's tokens; arguments are upstream's."""
-        if any(kwargs.get(name) is not None for name in _INFERENCE_INPUTS):
-            return super().forward(hidden_states, *args, **kwargs)
         if args:
-            raise ValueError("MemoTransformerLayer takes its arguments after hidden_states by name")
+            names = inspect.signature(TransformerLayer._forward_attention)
+            kwargs = names.bind(self, hidden_states, *args, **kwargs).arguments
+            del kwargs["self"], kwargs["hidden_states"]
+        if any(kwargs.get(name) is not None for name in _INFERENCE_INPUTS):
+            return super().forward(hidden_states, **kwargs)
         for name, meaning in _REFUSED_INPUTS.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"memo does not support {meaning} (argument {name}) yet")
@@ -107,7 +110,9 @@ class _ChunkedForward:
         self.sums = ParameterSums(
             layer, needed=len(self.chunks) > 1 and not config.gradient_accumulation_fusion
         )
-        self.fixed = _addresses([*layer.parameters(), *inputs.values()])
+        # Parameters outlive the step; a chunk's RoPE rows are held by its segment. Nothing else may
+        # be known by address alone (see the NOTEs in `segment`).
+        self.fixed = _addresses(list(layer.parameters()))
 
     def run(self) -> Tensor:
         x, passing = self.x, self.passing

@@ -29,12 +29,13 @@ class Backend(Protocol):
     """
 
     name: str
+    tells_waiting: bool  # whether compute_waits returns the seconds that compute stood still
 
     def record_compute(self) -> Event:
         """The point that the compute stream has reached."""
 
     def compute_waits(self, event: Event) -> float:
-        """Orders later compute after `event`; seconds that compute stood still, where known."""
+        """Orders later compute after `event`; seconds that compute stood still, or 0."""
 
     def d2h(self, copies: Sequence[Copy], after: Event | None) -> Event:
         """Enqueues device -> host copies on the D2H stream, ordered after `after`."""
@@ -44,6 +45,9 @@ class Backend(Protocol):
 
     def new_host_block(self, nbytes: int) -> HostBlock:
         """Host memory that both copy streams can use."""
+
+    def synchronize(self) -> None:
+        """Blocks until every copy so far is done."""
 
     def device_buffer(self, nbytes: int, device: torch.device) -> Tensor:
         """Flat uint8 device buffer on `device`, allocated on the compute stream."""

@@ -34,6 +34,8 @@ class Stored:
     offset: int
     nbytes: int
     source: Tensor | None  # flat uint8 over the storage, until the context is retired
+    watched: Tensor | None  # the tensor itself, likewise: its version counter tells of changes
+    version: int
 
 
 @dataclass
@@ -110,7 +112,9 @@ class LayerContext:
             source = torch.empty(0, dtype=torch.uint8, device=t.device).set_(
                 storage, 0, (storage.nbytes(),), (1,)
             )
-            stored = Stored(self._open, self._open.nbytes, storage.nbytes(), source)
+            stored = Stored(
+                self._open, self._open.nbytes, storage.nbytes(), source, t.detach(), t._version
+            )
             self._open.stored.append(stored)
             self._open.nbytes += _aligned(storage.nbytes())
             self._by_address[key] = stored
@@ -121,11 +125,11 @@ class LayerContext:
         group = self._open
         if not group.stored:
             return
-        self._open = Group()
+        host = self.engine.host.take(group.nbytes)  # may fail, and then nothing has happened
+        self._open, group.host = Group(), host
         self._groups.append(group)
-        group.host = self.engine.host.take(group.nbytes)
         copies = [
-            Copy(stored.source, group.host, stored.offset)
+            Copy(stored.source, host, stored.offset)
             for stored in group.stored
             if stored.source is not None
         ]
@@ -141,7 +145,7 @@ class LayerContext:
         sources = [s.source for g in self._groups for s in g.stored if s.source is not None]
         for group in self._groups:
             for stored in group.stored:
-                stored.source = None
+                stored.source = stored.watched = None
         self._by_address.clear()
         self.engine.let_go(sources)
 
@@ -180,12 +184,13 @@ class LayerContext:
         if self.place is Place.GONE:
             raise RuntimeError(
                 "an activation that memo swapped was asked for after its layer's backward had "
-                "ended. Backward through a memo layer runs once; retain_graph=True is refused."
+                "ended. Backward through a memo layer can run only once, even with retain_graph."
             )
         if self.place is Place.HOST:
             self.prefetch()
         if self.place is Place.SOURCE:
-            assert stored.source is not None
+            assert stored.source is not None and stored.watched is not None
+            check_unchanged(stored.watched, stored.version)
             flat = stored.source
         else:
             group = stored.group
@@ -223,8 +228,23 @@ class LayerContext:
 
     def __del__(self) -> None:
         # A graph that is dropped without a backward (an exception, a forward for its value only).
+        # The garbage collector may call this on any thread, a copy thread that would wait for
+        # itself or one with another current stream: the engine releases it at its next layer.
         if self.place is not Place.GONE and not sys.is_finalizing():
-            self.release()
+            self.engine.abandon(self)
+
+
+def check_unchanged(t: Tensor, version: int) -> None:
+    """What autograd checks for the tensors that it saves itself.
+
+    Raises:
+        RuntimeError: `t` was changed in place since its `version`.
+    """
+    if t._version != version:
+        raise RuntimeError(
+            f"a tensor of shape {list(t.shape)} that backward needs was modified by an inplace "
+            f"operation: it is at version {t._version}, forward saw version {version}."
+        )
 
 
 def _aligned(nbytes: int) -> int:

@@ -74,6 +74,7 @@ class HostThreadBackend:
     """See `swap.backend.Backend`."""
 
     name = "cpu"
+    tells_waiting = True
 
     def __init__(self) -> None:
         self._d2h = CopyThread("memo-d2h")
@@ -92,6 +93,10 @@ class HostThreadBackend:
 
     def h2d(self, copies: Sequence[Copy], after: Event | None) -> Event:
         return self._h2d.submit(lambda: copy_to_device(copies), after)
+
+    def synchronize(self) -> None:
+        for thread in (self._d2h, self._h2d):
+            thread.submit(lambda: None, after=None).synchronize()
 
     def new_host_block(self, nbytes: int) -> HostBlock:
         return HostBlock(nbytes)

@@ -24,11 +24,16 @@ class RegisteredBlock(HostBlock):
                 "`ulimit -l` and the container's memory limit"
             )
 
+    def close(self) -> None:
+        torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
+        super().close()
+
 
 class CudaStreamBackend:
     """See `swap.backend.Backend`."""
 
     name = "cuda"
+    tells_waiting = False  # the stream stands still, not the host
 
     def __init__(self) -> None:
         self._d2h = torch.cuda.Stream()
@@ -39,7 +44,7 @@ class CudaStreamBackend:
 
     def compute_waits(self, event: Event) -> float:
         torch.cuda.current_stream().wait_event(event)
-        return 0.0  # the host does not stand still; the stream's wait is not visible from here
+        return 0.0
 
     def d2h(self, copies: Sequence[Copy], after: Event | None) -> Event:
         with torch.cuda.stream(self._d2h):
@@ -56,6 +61,10 @@ class CudaStreamBackend:
             for copy in copies:
                 copy.device.copy_(_host_view(copy), non_blocking=True)
             return self._h2d.record_event()
+
+    def synchronize(self) -> None:
+        self._d2h.synchronize()
+        self._h2d.synchronize()
 
     def new_host_block(self, nbytes: int) -> HostBlock:
         return RegisteredBlock(nbytes)

@@ -11,8 +11,8 @@ gradient of layer i's input is complete.
 State belongs to a `LayerContext`, one for each (layer, micro-batch), reached through the autograd
 graph of that very forward. Nothing is inferred from a queue being empty.
 
-There are five waits. Each is a method of its own below, and `tests/swap/test_protocol.py` shows
-for each that the numbers go wrong without it.
+There are five waits. Each is a method of its own below; tests/layer/test_protocol.py and, for the
+fifth, tests/swap/test_context.py show that the numbers go wrong without it.
 
 1. d2h_after_compute   D2H waits for compute: the tensor must have been written.
 2. retire_after_d2h    compute waits for D2H before the tensor's memory is given up, since compute
@@ -47,6 +47,7 @@ from megatron_memo.swap.context import LayerContext
 from megatron_memo.swap.host import HostPool
 
 IN_FLIGHT_LAYERS = 2  # the paper's two rounding buffers
+_UNTOLD = {"exposed_d2h_s": None, "exposed_h2d_s": None}
 POISON_BYTE = 0xFF  # NaN in every IEEE floating-point type
 
 
@@ -86,11 +87,12 @@ class SwapEngine:
 
     def __init__(self, backend: Backend, *, sync: bool = False, poison: bool = False):
         self.backend = backend
-        self.host = HostPool(backend.new_host_block)
+        self.host = HostPool(backend.new_host_block, backend.synchronize)
         self._sync = sync
         self._poison = poison
         self._in_flight: deque[LayerContext | None] = deque()
         self._tail: LayerContext | None = None
+        self._abandoned: deque[LayerContext] = deque()  # appended to by any thread
         self.device = torch.device("cpu")
         self.reset_interval()
 
@@ -105,6 +107,8 @@ class SwapEngine:
             device: where the layer computes.
         """
         self.device = device
+        while self._abandoned:
+            self._abandoned.popleft().release()
         if first:
             self._tail = None
         while len(self._in_flight) >= IN_FLIGHT_LAYERS:
@@ -117,6 +121,10 @@ class SwapEngine:
         if own is not None:
             self._tail = own
         return LayerPass(self, own, below)
+
+    def abandon(self, context: LayerContext) -> None:
+        """Takes a context that nobody refers to any more; it is released at the next layer."""
+        self._abandoned.append(context)
 
     # ---- the five waits
 
@@ -174,10 +182,11 @@ class SwapEngine:
             ("d2h_bytes", "h2d_bytes", "exposed_d2h_s", "exposed_h2d_s"), 0
         )
 
-    def stats(self) -> dict[str, float]:
-        """Bytes moved and seconds that compute stood still (CPU backend) since `reset_interval`;
-        host bytes held."""
-        return {**self._stats, "host_bytes": self.host.total_bytes}
+    def stats(self) -> dict[str, float | None]:
+        """Bytes moved since `reset_interval` and seconds that compute stood still for it (None
+        where the backend cannot tell); host bytes held."""
+        told = dict(self._stats) if self.backend.tells_waiting else {**self._stats, **_UNTOLD}
+        return {**told, "host_bytes": self.host.total_bytes}
 
     def _count(self, name: str, copies: Sequence[Copy]) -> None:
         self._stats[name] += sum(copy.device.numel() for copy in copies)
@@ -190,28 +199,33 @@ def _shared(tensor: Tensor, own: int) -> bool:
 
 
 _engine: SwapEngine | None = None
-_engine_config: tuple[bool, bool] | None = None
+_made_for: tuple[bool, bool] | None = None  # sync, poison of an engine made here
 
 
 def get_engine(config: MemoConfig | None = None) -> SwapEngine:
     """The process's engine, made at the first call for the device that is there.
 
     Args:
-        config: sync and poison are read at the first call; later calls may leave it out.
+        config: sync and poison; an engine made for others is replaced. None takes what is there.
     """
-    global _engine, _engine_config
-    wanted = (config.sync, config.poison) if config is not None else _engine_config
-    if _engine is None or wanted != _engine_config:
-        sync, poison = wanted if wanted is not None else (False, False)
-        _engine = SwapEngine(_backend_here(), sync=sync, poison=poison)
-        _engine_config = (sync, poison)
+    global _engine, _made_for
+    if config is not None and _made_for not in (None, (config.sync, config.poison)):
+        assert _engine is not None
+        _engine.host.give_up_idle()
+        _engine = None
+    if _engine is None:
+        _made_for = (config.sync, config.poison) if config is not None else (False, False)
+        _engine = SwapEngine(_backend_here(), sync=_made_for[0], poison=_made_for[1])
     return _engine
 
 
 def set_engine(engine: SwapEngine | None) -> None:
-    """Replaces the process's engine (tests and benchmarks)."""
-    global _engine
-    _engine = engine
+    """Makes every later `get_engine` return `engine`, whatever the settings (tests, benchmarks).
+
+    None goes back to an engine made at the next call.
+    """
+    global _engine, _made_for
+    _engine, _made_for = engine, None
 
 
 def _backend_here() -> Backend:

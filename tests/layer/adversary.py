@@ -55,6 +55,7 @@ class _Synchronous:
     """What both schedules share: compute is the calling thread."""
 
     name = "adversary"
+    tells_waiting = True
 
     def record_compute(self):
         return ReachedEvent()
@@ -62,6 +63,9 @@ class _Synchronous:
     def compute_waits(self, event):
         event.synchronize()
         return 0.0
+
+    def synchronize(self):
+        """Nothing is under way that a block's end could disturb: a late copy holds its block."""
 
     def new_host_block(self, nbytes):
         return HostBlock(nbytes)

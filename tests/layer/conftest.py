@@ -22,6 +22,8 @@ TOGETHER = {
         "peaks",
         "leaks",
         "evaluation",
+        "inputs_that_die_early",
+        "changes_after_forward",
         "gradient_accumulation_fusion",
         "state_dicts",
         "protocol_mutations",

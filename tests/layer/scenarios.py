@@ -325,6 +325,53 @@ def evaluation():
     )
 
 
+def inputs_that_die_early():
+    """Masks that the caller drops before backward, in sizes whose memory is soon used again."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    answer = {}
+    for layers in (1, 3):
+        cfg = config("llama", layers=layers)
+        given = data(cfg, 64 * tp)
+        built = block(cfg, memo(0.5, 3))
+        kept = run(with_settings(built, memo(0.5, 3, resident_layers=EVERYTHING)), given)
+        with_settings(built, memo(0.5, 3))
+        for numel in (64, 64 * 16, 64 * 32, 64 * 64, 64 * 160, 64 * 320):
+            x = given.inputs[0].clone().requires_grad_()
+            for parameter in built.parameters():
+                parameter.grad = None
+            mask = torch.ones(numel)  # 4 bytes an element, as activations
+            y = built(hidden_states=x, attention_mask=mask, rotary_pos_emb=given.rope)
+            del mask
+            y.backward(given.output_grads[0])
+            same = torch.equal(x.grad, kept.input_grads[0])
+            answer[f"{layers} {numel}"] = same and all(
+                torch.equal(p.grad, kept.grads[n]) for n, p in built.named_parameters()
+            )
+    return answer
+
+
+def changes_after_forward():
+    """What is said when something that backward needs is changed in place after forward."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    cfg = config("llama", layers=1)  # not retired: backward reads the forward's own tensors
+    given = data(cfg, 64 * tp)
+    answer = {}
+    for ratio in (0.0, 0.5, 1.0):
+        for what in ("weight", "input"):
+            built = block(cfg, memo(ratio, 2))
+            x = given.inputs[0].clone().requires_grad_()
+            entered = x * 1
+            y = built(hidden_states=entered, attention_mask=None, rotary_pos_emb=given.rope)
+            with torch.no_grad():
+                (entered if what == "input" else built.layers[0].mlp.linear_fc1.weight).add_(1)
+            try:
+                y.backward(given.output_grads[0])
+                answer[f"{what} {ratio}"] = "nothing"
+            except RuntimeError as error:
+                answer[f"{what} {ratio}"] = str(error)
+    return answer
+
+
 @contextmanager
 def fused_wgrad():
     """A stand-in for the CUDA extension behind --gradient-accumulation-fusion, in plain torch.
@@ -429,6 +476,7 @@ def protocol_mutations():
                 setattr(SwapEngine, name, WAITS[name])
             try:
                 results[name or "whole"] = differing(kept, run(built, given))
+                assert isinstance(get_engine().backend, schedule)
             finally:
                 if name:
                     setattr(SwapEngine, name, original)
@@ -456,6 +504,7 @@ def forced_delays():
         engine = SwapEngine(backend or HostThreadBackend(), sync=backend is None, poison=True)
         fresh_engine(engine)
         answer[name] = [differing(kept, run(built, given)) for _ in range(2)]
+        assert get_engine() is engine
     hooks = [layer.mlp.register_forward_hook(lambda *_: time.sleep(slow)) for layer in built.layers]
     fresh_engine(SwapEngine(HostThreadBackend(), poison=True))
     answer["slow compute"] = [differing(kept, run(built, given)) for _ in range(2)]

@@ -91,3 +91,17 @@ def test_fused_weight_gradients_reach_main_grad(answers, ranks):
 def test_checkpoints_are_interchangeable_with_upstreams_layer(answers, ranks):
     for rank in answers("state_dicts", ranks):
         assert rank["same"] and not rank["missing"] and not rank["unexpected"]
+
+
+def test_memory_of_inputs_that_the_caller_drops_may_be_used_again(answers):
+    """An activation that lands where a dropped mask was must not be taken for the mask."""
+    (same,) = answers("inputs_that_die_early", 1)
+    assert len(same) == 12
+    assert all(same.values()), same
+
+
+def test_what_backward_needs_may_not_change_in_place_as_in_stock(answers):
+    (said,) = answers("changes_after_forward", 1)
+    assert len(said) == 6
+    for case, message in said.items():
+        assert "modified by an inplace operation" in message, (case, message)

@@ -6,9 +6,10 @@ import weakref
 import pytest
 import torch
 
+from megatron_memo.config import MemoConfig
 from megatron_memo.swap.backend import Copy
 from megatron_memo.swap.cpu import HostThreadBackend, ThreadEvent
-from megatron_memo.swap.engine import SwapEngine
+from megatron_memo.swap.engine import SwapEngine, get_engine, set_engine
 from megatron_memo.swap.host import HostBlock, HostPool
 
 
@@ -155,7 +156,7 @@ def test_a_context_dropped_without_backward_gives_its_memory_back(engine):
             context.prefetch()
         dropped = weakref.ref(context)
         del context
-        for _ in range(2):  # out of the layers in flight
+        for _ in range(3):  # out of the layers in flight, then released by the next one
             engine.begin_layer(first=True, swaps=False, device=torch.device("cpu"))
         gc.collect()
         assert dropped() is None
@@ -165,7 +166,7 @@ def test_a_context_dropped_without_backward_gives_its_memory_back(engine):
 def test_reading_after_the_end_is_an_error(engine):
     context, (handle,) = there_and_back(engine, torch.randn(100))
     context.release()
-    with pytest.raises(RuntimeError, match="retain_graph"):
+    with pytest.raises(RuntimeError, match="run only once"):
         context.get(handle)
 
 
@@ -180,12 +181,117 @@ def test_an_error_in_a_copy_reaches_the_training_thread(engine):
         event.synchronize()
 
 
-def test_no_host_memory_is_an_error_that_says_what_to_do():
+def test_no_host_memory_is_an_error_that_says_what_to_do_and_leaves_all_as_it_was(engine):
     def none_left(nbytes):
         raise OSError("cannot allocate memory")
 
+    context = new_context(engine)
+    kept = torch.randn(1000)
+    handle = context.put(kept.clone())
+    take_block, engine.host._new_block = engine.host._new_block, none_left
     with pytest.raises(MemoryError, match="--memo-swap-ratio"):
-        HostPool(none_left).take(1 << 30)
+        context.flush()
+    engine.host._new_block = take_block
+    context.flush()  # nothing was lost
+    context.retire()
+    assert torch.equal(context.get(handle), kept)
+
+
+def test_host_memory_does_not_grow_with_the_number_of_different_sizes():
+    pool = HostPool(HostBlock, quiesce=lambda: None)
+    for size in range(4096, 4096 * 40, 4096):
+        blocks = [pool.take(size) for _ in range(3)]
+        assert pool.total_bytes <= 3 * (size + 4096)
+        for block in blocks:
+            pool.give_back(block)
+    pool.give_up_idle()
+    assert pool.total_bytes == 0
+
+
+def test_a_block_is_closed_only_after_every_copy_is_done():
+    order = []
+
+    class Block(HostBlock):
+        def close(self):
+            order.append("closed")
+
+    pool = HostPool(Block, quiesce=lambda: order.append("copies done"))
+    pool.give_back(pool.take(4096))
+    pool.take(8192)
+    assert order == ["copies done", "closed"]
+
+
+def test_a_context_that_is_collected_on_a_copy_thread_does_not_make_it_wait_for_itself(engine):
+    context = new_context(engine)
+    context.put(torch.randn(1000))
+    context.flush()
+    engine._in_flight.clear()
+    engine._tail = None
+    held = [context]
+    del context
+    done = engine.backend._d2h.submit(held.clear, after=None)
+    assert done._done.wait(timeout=30), "the copy thread waits for itself"
+    assert not held
+    new_context(engine)
+    assert engine.host._idle  # released by the next layer
+
+
+def test_what_a_source_held_may_not_change_before_backward_reads_it(engine):
+    original = torch.randn(100)
+    context = new_context(engine)
+    handle = context.put(original)
+    context.flush()
+    original.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        context.get(handle)
+
+
+class Logged(HostThreadBackend):
+    tells_waiting = False
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def record_compute(self):
+        self.log.append("record")
+        return super().record_compute()
+
+    def d2h(self, copies, after):
+        self.log.append("d2h")
+        return super().d2h(copies, after)
+
+    def h2d(self, copies, after):
+        self.log.append("h2d")
+        return super().h2d(copies, after)
+
+    def device_buffer(self, nbytes, device):
+        self.log.append("buffer")
+        return super().device_buffer(nbytes, device)
+
+
+def test_compute_is_recorded_after_the_tensor_and_after_the_buffer_were_made():
+    """Waits 1 and 3 wait for a point that is late enough: nothing older is used again."""
+    engine = SwapEngine(Logged())
+    for _ in range(2):
+        there_and_back(engine, torch.randn(100))
+    assert engine.backend.log == ["record", "d2h", "buffer", "record", "h2d"] * 2
+
+
+def test_waiting_that_a_backend_cannot_see_is_not_reported_as_none_at_all():
+    assert SwapEngine(Logged()).stats()["exposed_h2d_s"] is None
+
+
+def test_an_engine_that_was_set_is_used_whatever_the_settings():
+    mine = SwapEngine(HostThreadBackend())
+    set_engine(mine)
+    try:
+        assert get_engine(MemoConfig(0.5, poison=True)) is mine
+        assert get_engine() is mine
+    finally:
+        set_engine(None)
+    assert get_engine(MemoConfig(0.5)) is not mine
+    set_engine(None)
 
 
 class SlowH2D(HostThreadBackend):
