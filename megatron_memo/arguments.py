@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from megatron_memo.config import DEFAULT_RESIDENT_LAYERS, MemoConfig
 
@@ -89,6 +91,35 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         "its time. Needs --memo-report.",
     )
     return parser
+
+
+class _MemoParser(argparse.ArgumentParser):
+    """The memo flags alone, with a mistake as an exception rather than usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message.removeprefix('argument ')}. --help explains the memo flags.")
+
+
+def check_memo_words(words: Sequence[str]) -> None:
+    """Answer a mistyped memo flag by a sentence; Megatron's parser would print its whole usage.
+
+    Args:
+        words: the command line, without the program's name.
+
+    Raises:
+        ValueError: a word begins like a memo flag and is none, or a memo flag lacks its value or
+            has one that it does not take.
+    """
+    parser = _MemoParser(add_help=False, allow_abbrev=False)
+    add_memo_arguments(parser)
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag.startswith(("--memo-", "--memo_")) and flag not in known:
+            nearest = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
+            meant = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(known)}."
+            raise ValueError(f"{flag}: there is no such flag. {meant}")
+    parser.parse_known_args(list(words))
 
 
 def memo_config_from_args(args: argparse.Namespace) -> MemoConfig | None:

@@ -10,7 +10,10 @@ from pathlib import Path
 # So that it runs from a checkout that was not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from megatron_memo.data.cli import main
+try:
+    from megatron_memo.data.cli import main
+except KeyboardInterrupt:  # the imports take a moment, and nothing has been done yet
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,10 +7,12 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -97,15 +99,36 @@ def _run(job: _Job, todo: list[int], tokenizer: Tokenizer, progress: Progress | 
         initargs=(job.options.prefix, job.sources, job.parts, job.options, job.dtype),
     )
     try:
-        for future in as_completed([pool.submit(_work, number) for number in todo]):
+        with _interrupts_held():
+            futures = [pool.submit(_work, number) for number in todo]
+        for future in as_completed(futures):
             report(_input_bytes(job.parts, {future.result()}))
     except BrokenProcessPool as error:
         raise ValueError(
             "A worker was ended from outside, most likely for want of memory. What is finished "
             f"stays: run the same command again, with fewer --workers than {workers}."
         ) from error
+    except KeyboardInterrupt:
+        # They do not hear it themselves, and an unfinished part is not worth waiting for.
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, which a terminal sends to all of them.
+
+    They inherit the blocked signal, so it cannot catch them while they still import, before any
+    code of ours runs there, and print a traceback each. Here it arrives on leaving.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _worker: tuple[_Job, Tokenizer] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from megatron_memo.data.build import build
 from megatron_memo.data.options import BuildOptions
 from megatron_memo.data.parts import ReadOptions
+from megatron_memo.data.preflight import check_prefix
 from megatron_memo.data.record import Summary, fingerprint, up_to_date
 from megatron_memo.data.sources import Source, find_sources
 from megatron_memo.data.tokenizer import parse_tokenizer_flags
@@ -171,6 +173,7 @@ def _fail(message: str) -> int:
 
 
 def _prepare(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    check_prefix(arguments.output_prefix)
     _check_numbers(arguments)
     sources = find_sources(
         arguments.input,
@@ -209,6 +212,11 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{flag} {value} is too small: it has to be at least {minimum}.")
     if not arguments.part_mib > 0:
         raise ValueError(f"--part-mib {arguments.part_mib} is too small: it has to be above 0.")
+    if math.isinf(arguments.part_mib):
+        raise ValueError(
+            f"--part-mib {arguments.part_mib}: has to be a number of MiB, such as the default 8. "
+            "Parts as large as the input leave nothing to a second process or after a kill."
+        )
     try:
         "".encode(arguments.encoding)
     except LookupError:
@@ -227,8 +235,8 @@ def _build_with_bar(sources: Sequence[Source], options: BuildOptions) -> Summary
         # Made at the first call: by then the output and the tokenizer have been checked.
         if bar is None:
             print(
-                f"Reading {len(sources):,} files, {total / 1e6:.1f} MB, with up to "
-                f"{options.workers} processes",
+                f"Reading {_counted(len(sources), 'file')}, {total / 1e6:.1f} MB, with "
+                + (f"up to {options.workers} processes" if options.workers > 1 else "1 process"),
                 flush=True,
             )
             bar = tqdm(
@@ -253,8 +261,8 @@ def _build_with_bar(sources: Sequence[Source], options: BuildOptions) -> Summary
 
 def _print_summary(summary: Summary, prefix: str, seq_length: int | None) -> None:
     print(
-        f"{prefix}: {summary.documents:,} documents, {summary.tokens:,} tokens; the longest "
-        f"document has {summary.longest:,}, the shortest {summary.shortest:,}."
+        f"{prefix}: {_counted(summary.documents, 'document')}, {summary.tokens:,} tokens; the "
+        f"longest document has {summary.longest:,}, the shortest {summary.shortest:,}."
     )
     if summary.dropped:
         print(f"Left out {summary.dropped:,} documents below --min-document-tokens.")
@@ -267,6 +275,14 @@ def _print_summary(summary: Summary, prefix: str, seq_length: int | None) -> Non
         _warn_if_short(summary, seq_length)
     print("Train on it with these flags of Megatron:")
     print(f"    --data-path {prefix} {' '.join(summary.flags)}")
+    print(
+        "Megatron also needs --eval-interval N, to evaluate every N iterations; --eval-iters 0 "
+        "beside it turns evaluation off."
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _warn_if_short(summary: Summary, seq_length: int) -> None:

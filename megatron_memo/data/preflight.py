@@ -11,6 +11,19 @@ from megatron_memo.data.options import BuildOptions
 from megatron_memo.data.sources import Source
 
 
+def check_prefix(prefix: str) -> None:
+    """Refuse the name of a folder, whose dataset would be the hidden files ``.bin`` and ``.idx``.
+
+    Raises:
+        ValueError: with a prefix that would do.
+    """
+    if os.path.basename(prefix) in ("", ".", ".."):
+        raise ValueError(
+            f"--output-prefix {prefix}: names a folder, and the dataset needs a name in it. Give "
+            f"one such as {os.path.join(prefix, 'data')}, for data.bin and data.idx."
+        )
+
+
 def check_output(prefix: str, *, overwrite: bool) -> None:
     """Refuse to replace a dataset, or to write where no folder can be.
 

@@ -13,6 +13,7 @@ from megatron_memo.arguments import measured_iteration
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.chunks import plan_chunks
 from megatron_memo.refusals import check_supported
+from megatron_memo.training.dataset_files import damage
 
 # Fields of the command line that shape a checkpoint's tensors, and the flag of each.
 _SHAPE = {
@@ -48,6 +49,7 @@ def check_flags(args: argparse.Namespace, memo: MemoConfig | None, own_modules: 
     _check_spec(args, memo, own_modules)
     _check_tokens(args, memo)
     _check_residency(args, memo)
+    _check_evaluation(args)
     _check_report(args)
 
 
@@ -55,7 +57,8 @@ def check_files(args: argparse.Namespace) -> None:
     """The files that the run will read exist and fit.
 
     Raises:
-        ValueError: a dataset's file is missing, no data at all, or a checkpoint of another shape.
+        ValueError: a dataset's file is missing or damaged, no data at all, or a checkpoint of
+            another shape.
     """
     _check_data(args)
     check_checkpoint(args)
@@ -123,6 +126,28 @@ def _check_residency(args: argparse.Namespace, memo: MemoConfig | None) -> None:
         )
 
 
+def _check_evaluation(args: argparse.Namespace) -> None:
+    """Megatron divides by the interval when it counts samples, before it asks whether to evaluate.
+
+    Source: ``get_train_valid_test_num_samples`` of megatron/training/training.py, which does so
+    unless one of ``elsewhere`` is given.
+    """
+    elsewhere = ("full_validation", "skip_train", "perform_rl_step")
+    if not hasattr(args, "eval_interval") or any(getattr(args, name, False) for name in elsewhere):
+        return
+    interval = args.eval_interval
+    if not interval:
+        given = (
+            "--eval-interval: not given" if interval is None else "--eval-interval 0: has no length"
+        )
+        raise ValueError(
+            f"{given}, and Megatron divides by it to count the samples to read, even where "
+            "--eval-iters 0 turns evaluation off. Give --eval-interval N to evaluate every N "
+            "iterations, such as --eval-interval 1000, and --eval-iters 0 with it if there is "
+            "nothing to evaluate on."
+        )
+
+
 def _check_report(args: argparse.Namespace) -> None:
     measured = measured_iteration(args)
     last = getattr(args, "train_iters", None)
@@ -158,11 +183,28 @@ def _check_data(args: argparse.Namespace) -> None:
                 f"{flag} {prefix}: {' and '.join(missing)} not found. Give the dataset's path "
                 "without .bin or .idx; scripts/prepare_data.py makes a dataset from text files."
             )
+        if not missing:
+            _check_whole(flag, prefix)
     if not some and getattr(args, "sft_mock_dataset_config_json", None) is None:
         raise ValueError(
             "--data-path: not given, and nothing else names data to train on. Give --data-path "
             "PREFIX for a dataset made by scripts/prepare_data.py, or --mock-data for made-up "
             "tokens."
+        )
+
+
+def _check_whole(flag: str, prefix: str) -> None:
+    try:
+        fault = damage(prefix)
+    except OSError as error:
+        raise ValueError(
+            f"{flag} {prefix}: {error.filename} cannot be read ({error.strerror}). Give files with "
+            "read permission."
+        ) from None
+    if fault is not None:
+        raise ValueError(
+            f"{flag} {prefix}: {fault}. The dataset is damaged or was copied in part: copy both "
+            "files again, or make the dataset again with scripts/prepare_data.py --overwrite."
         )
 
 

@@ -21,6 +21,7 @@ import torch  # noqa: E402  (its import is part of the start-up time that Megatr
 from megatron_memo import compat, platform  # noqa: E402
 from megatron_memo.arguments import (  # noqa: E402
     add_memo_arguments,
+    check_memo_words,
     measured_iteration,
     memo_config_from_args,
 )
@@ -51,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Every rank would give the same warnings.
         warnings.filterwarnings("ignore", category=UserWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
+    try:
+        check_memo_words(sys.argv[1:])
+    except ValueError as mistake:
+        exit_with(str(mistake))
     if not torch.cuda.is_available():
         platform.activate()
     compat.install_import_hooks()

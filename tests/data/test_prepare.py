@@ -376,6 +376,8 @@ def test_documents_shorter_than_the_context_are_warned_about(
         (["--workers", "0"], "--workers 0 is too small"),
         (["--document-tokens", "0"], "--document-tokens 0 is too small"),
         (["--part-mib", "0"], "--part-mib 0.0 is too small"),
+        (["--part-mib", "inf"], "--part-mib inf: has to be a number"),
+        (["--part-mib", "nan"], "--part-mib nan"),
         (["--encoding", "utf-9"], "--encoding utf-9 is no encoding"),
         (["--min-document-tokens", "999999"], "all 30 documents are shorter than"),
         (["--suffix", ".rs"], "no file to read with --suffix .rs"),
@@ -400,6 +402,77 @@ def test_an_output_that_no_folder_can_hold_is_refused(corpus, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     prefix = tmp_path / "file" / "data"
     assert "is not a folder" in _fails(capsys, "--input", corpus, "--output-prefix", prefix)
+
+
+@pytest.mark.parametrize("end", ["/", "/.", "/sub/.."])
+def test_a_folder_as_prefix_is_refused_with_a_name_in_it(corpus, tmp_path, capsys, end):
+    prefix = f"{tmp_path}{end}"
+    message = _fails(capsys, "--input", corpus, "--output-prefix", prefix)
+    assert f"--output-prefix {prefix}: names a folder" in message
+    assert os.path.join(prefix, "data") in message
+    assert os.listdir(tmp_path) == ["corpus"]
+
+
+def test_one_file_is_one_file(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("text")
+    words = ["--input", str(tmp_path / "a.txt"), "--output-prefix", str(tmp_path / "data")]
+    assert main([*words, "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "Reading 1 file, 0.0 MB, with 1 process\n" in out
+    assert "1 document, 5 tokens" in out
+
+
+def test_what_training_needs_besides_the_data_is_said(corpus, tmp_path, capsys):
+    words = ["--input", str(corpus), "--output-prefix", str(tmp_path / "data"), "--workers", "1"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "--eval-interval N" in out and "--eval-iters 0" in out
+
+
+@pytest.fixture
+def two_workers(corpus, tmp_path):
+    """A run that has just begun with two workers, in a process group of its own."""
+    words = [sys.executable, str(ROOT / "scripts" / "prepare_data.py"), "--input", str(corpus)]
+    words += ["--output-prefix", str(tmp_path / "data"), "--part-mib", "0.002", "--workers", "2"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = subprocess.Popen(words, **pipes, start_new_session=True)
+    assert run.stdout.readline().startswith("Reading 30 files")
+    yield run
+    if run.poll() is None:
+        run.kill()
+    run.wait()
+
+
+def _worker_ids(run):
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    if not children.exists():
+        pytest.skip("this system does not list a process's children")
+    return [
+        int(child)
+        for child in children.read_text().split()
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def test_workers_do_not_hear_ctrl_c_from_their_first_moment(two_workers):
+    workers = []
+    while not workers and two_workers.poll() is None:
+        workers = _worker_ids(two_workers)
+    for worker in workers:
+        os.kill(worker, signal.SIGINT)
+    out, _ = two_workers.communicate(timeout=60)
+    assert workers
+    assert "Traceback" not in out
+    assert two_workers.returncode == 0
+
+
+def test_ctrl_c_stops_a_run_and_its_workers_without_a_traceback(two_workers):
+    # A terminal sends it to the whole group.
+    os.killpg(two_workers.pid, signal.SIGINT)
+    out, _ = two_workers.communicate(timeout=60)
+    assert "Traceback" not in out
+    assert "Stopped. What is finished stays" in out
+    assert two_workers.returncode == 130
 
 
 def test_the_flags_of_a_byte_level_run_are_accepted(corpus, tmp_path):

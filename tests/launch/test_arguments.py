@@ -1,11 +1,13 @@
 """The memo flags: what they give, and the sentence a wrong one gets."""
 
 import argparse
+import sys
 
 import pytest
 
 from megatron_memo.arguments import (
     add_memo_arguments,
+    check_memo_words,
     measured_iteration,
     memo_config_from_args,
 )
@@ -78,6 +80,43 @@ def test_wrong_measurement_gets_one_paragraph(words, sentence):
     with pytest.raises(ValueError) as error:
         measured_iteration(parse(*words))
     assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--memo-swap-ration", "0.5"], "--memo-swap-ration: there is no such flag. Did you mean"),
+        (["--memo-chunk=4"], "--memo-chunk: there is no such flag. Did you mean --memo-chunks?"),
+        (["--memo_sync"], "--memo_sync: there is no such flag. Did you mean --memo-sync?"),
+        (["--memo-zzzzzzzzzzzzz"], "--memo-zzzzzzzzzzzzz: there is no such flag. There are --memo"),
+        (["--memo-modules", "mine"], "--memo-modules: invalid choice"),
+        (["--memo-report", "--lr", "1"], "--memo-report: expected one argument"),
+    ],
+)
+def test_mistyped_flag_gets_one_paragraph_instead_of_the_usage(words, sentence, capsys):
+    with pytest.raises(ValueError) as error:
+        check_memo_words(["--num-layers", "2", *words])
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_right_flags_and_those_of_megatron_pass():
+    check_memo_words(["--lr", "1", "--memo-swap-ratio=1", "--memo-poison", "--load", "memo-x"])
+    check_memo_words(["--help"])
+    check_memo_words([])
+
+
+def test_launcher_answers_a_mistyped_flag_with_status_2(monkeypatch, capsys):
+    from megatron_memo.training.main import main
+
+    monkeypatch.setattr(sys, "argv", ["pretrain"])
+    with pytest.raises(SystemExit) as end:
+        main(["--memo-swap-ration", "0.5"])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert "--memo-swap-ration: there is no such flag. Did you mean --memo-swap-ratio?" in error
+    assert len(error.strip().splitlines()) == 1
 
 
 def test_every_flag_explains_itself_in_sentences():

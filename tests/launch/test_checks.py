@@ -2,9 +2,13 @@
 
 import argparse
 import json
+import struct
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from megatron_memo.config import MemoConfig
 from megatron_memo.training.checks import check_files, check_flags
@@ -27,9 +31,13 @@ def args(**changes):
 
 @pytest.fixture
 def dataset(tmp_path):
-    for suffix in (".bin", ".idx"):
-        (tmp_path / f"text{suffix}").write_bytes(b"")
-    return str(tmp_path / "text")
+    """Three documents of 5, 0 and 7 tokens, written by upstream."""
+    prefix = str(tmp_path / "text")
+    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=np.uint16)
+    for tokens in (5, 0, 7):
+        builder.add_document(np.ones(tokens, dtype=np.uint16), [tokens])
+    builder.finalize(prefix + ".idx")
+    return prefix
 
 
 def message(call, *arguments):
@@ -84,6 +92,42 @@ def test_measuring_after_the_end_is_refused(tmp_path):
     assert "training ends after --train-iters 10" in message(check_flags, flags, None, False)
 
 
+@pytest.mark.parametrize(("interval", "given"), [(None, ": not given"), (0, " 0: has no length")])
+@pytest.mark.parametrize("iterations", [0, 100])
+def test_evaluation_without_an_interval_is_refused(interval, given, iterations):
+    flags = args(eval_interval=interval, eval_iters=iterations)
+    text = message(check_flags, flags, None, False)
+    assert text.startswith(f"--eval-interval{given}")
+    assert "--eval-interval N" in text and "--eval-iters 0" in text
+
+
+@pytest.mark.parametrize("elsewhere", ["full_validation", "skip_train"])
+def test_interval_that_megatron_does_not_need_may_be_left_out(elsewhere):
+    check_flags(args(eval_interval=None, eval_iters=100, **{elsewhere: True}), None, False)
+    check_flags(args(eval_interval=5, eval_iters=100), None, False)
+
+
+@pytest.mark.parametrize("elsewhere", [None, "full_validation", "skip_train"])
+def test_interval_is_refused_exactly_where_megatron_would_crash(monkeypatch, elsewhere):
+    from megatron.training import training
+
+    flags = args(
+        **dict(eval_interval=None, eval_iters=0, full_validation=False, skip_train=False),
+        **dict(train_samples=None, global_batch_size=4, phase_transition_iterations=None),
+        start_eval_at_iter=None,
+    )
+    if elsewhere:
+        setattr(flags, elsewhere, True)
+    monkeypatch.setattr(training, "get_args", lambda: flags)
+    if elsewhere:
+        check_flags(flags, None, False)
+        training.get_train_valid_test_num_samples()
+    else:
+        assert "--eval-interval" in message(check_flags, flags, None, False)
+        with pytest.raises(TypeError):
+            training.get_train_valid_test_num_samples()
+
+
 # ---- data
 
 
@@ -104,6 +148,33 @@ def test_missing_dataset_is_named_with_its_files(tmp_path, words):
 def test_half_a_dataset_is_named(dataset, tmp_path):
     (tmp_path / "text.idx").unlink()
     assert f"{dataset}.idx not found" in message(check_files, args(data_path=[dataset]))
+
+
+def test_dataset_that_was_cut_short_is_refused_with_its_sizes(dataset):
+    tokens = Path(dataset + ".bin")
+    tokens.write_bytes(tokens.read_bytes()[:-1])
+    text = message(check_files, args(data_path=["0.3", dataset]))
+    assert text.startswith(f"--data-path {dataset}: {dataset}.bin has 23 bytes where {dataset}.idx")
+    assert "needs 24" in text and "prepare_data.py" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda data: b"", "is not a Megatron index file"),
+        (lambda data: b"garbage" * 20, "is not a Megatron index file"),
+        (lambda data: data[:20], "ends after 20 bytes, inside its header"),
+        (lambda data: data[:9] + struct.pack("<Q", 2) + data[17:], "has version 2 and id type 8"),
+        (lambda data: data[:17] + b"\x09" + data[18:], "has version 1 and id type 9"),
+        (lambda data: data[:-4], "has 98 bytes where its header needs 102"),
+        (lambda data: data[:18] + bytes(16), "says that the dataset is empty"),
+    ],
+)
+def test_damaged_index_is_refused(dataset, change, expected):
+    index = Path(dataset + ".idx")
+    index.write_bytes(change(index.read_bytes()))
+    text = message(check_files, args(train_data_path=[dataset]))
+    assert text.startswith(f"--train-data-path {dataset}: {dataset}.idx {expected}")
 
 
 def test_no_data_at_all_is_refused():
