@@ -59,7 +59,8 @@ def main() -> int:
         print(*(rows[-1][column] for column in COLUMNS), sep="\t", flush=True)
     if args.csv:
         with open(args.csv, "w", newline="") as stream:
-            stream.write(f"# {' '.join(sys.argv)}\n# {machine()}\n")
+            command = " ".join(["python benchmarks/dsa.py", *sys.argv[1:]])
+            stream.write(f"# {command}\n# {machine()}\n")
             writer = csv.DictWriter(stream, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
