@@ -18,7 +18,6 @@ class QkvStore:
 
     Args:
         context: where swapped rows are.
-        pre: per chunk, its rows and the segment that computes q, k and v from the layer input.
     """
 
     def __init__(self, context: LayerContext):
@@ -28,7 +27,14 @@ class QkvStore:
         self._like: list[tuple[torch.Size, torch.dtype, torch.device]] = []
 
     def add(self, chunk: Chunk, rows: Rows, segment: Segment, qkv: tuple[Tensor, ...]) -> None:
-        """Notes a chunk's q, k and v; those of a swapped chunk go to the context."""
+        """Notes a chunk's q, k and v; those of a swapped chunk go to the context.
+
+        Args:
+            chunk: whose fate decides.
+            rows: its rows in tensors over the whole sequence.
+            segment: computes q, k and v from the layer input; asked again if they were dropped.
+            qkv: what it computed.
+        """
         handles = None
         if chunk.fate is Fate.SWAP:
             contiguous = [t.detach().contiguous() for t in qkv]

@@ -10,6 +10,7 @@ while a reference held here keeps that storage alive: a freed address comes back
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -253,10 +254,10 @@ class Segment:
 
     # ---- the last GEMM
 
-    def _watched_last_gemm(self):
+    def _watched_last_gemm(self) -> AbstractContextManager[None]:
         """Lets the last GEMM run and notes what it saves and the shape of what it returns."""
         if self._last_gemm is None:
-            return standing_in(nn.Module())
+            return nullcontext()
         owner, name = self._last_gemm
         real = owner._modules[name]
         assert real is not None
@@ -272,7 +273,7 @@ class Segment:
 
         return standing_in(owner, **{name: run})
 
-    def _stubbed_last_gemm(self):
+    def _stubbed_last_gemm(self) -> AbstractContextManager[None]:
         """Keeps the last GEMM's input and returns memory of the right shape without computing it.
 
         What follows (bias, dropout, residual) saves at most a dropout mask, which depends on the

@@ -220,11 +220,9 @@ class LayerContext:
                 self.engine.host.give_back(group.host)
         self._groups.clear()
         self._by_address.clear()
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            held = [buffer]
-            del buffer
-            self.engine.let_go(held)
+        held = [] if self._buffer is None else [self._buffer]
+        self._buffer = None
+        self.engine.let_go(held)
 
     def __del__(self) -> None:
         # A graph that is dropped without a backward (an exception, a forward for its value only).
