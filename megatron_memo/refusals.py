@@ -78,14 +78,6 @@ _OTHER_LAYER = "builds layers of another kind than the dense one that memo takes
 REFUSALS: tuple[Refusal, ...] = (
     # ---- parallelism
     Refusal(
-        "--pipeline-model-parallel-size",
-        "pipeline_model_parallel_size",
-        _above("pipeline_model_parallel_size", 1),
-        "is above 1; the order of swaps over interleaved micro-batches is not supported",
-        "Use 1, with a larger --tensor-model-parallel-size if the parameters need it.",
-        "--pipeline-model-parallel-size 2",
-    ),
-    Refusal(
         "--context-parallel-size",
         "context_parallel_size",
         _above("context_parallel_size", 1),

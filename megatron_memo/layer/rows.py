@@ -17,6 +17,10 @@ from torch import Tensor
 from megatron_memo.layer.collect import Collector
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Rows:
     """Rows [start, stop) of each of `ranks` stretches of `n` tokens."""
 
@@ -79,8 +83,11 @@ class Target:
         self.grad: Tensor | None = None
         self.parts_left = 0
 
-    def put(self, rows: Rows, part: Tensor) -> Tensor:
-        """Writes a part into its rows; its token. A part that is the whole is used as it is."""
+    def put(self, rows: Rows, part: Tensor, on_gradient: Callable[[], None] = _nothing) -> Tensor:
+        """Writes a part into its rows; its token. A part that is the whole is used as it is.
+
+        `on_gradient()` is called in backward, before the part's gradient goes further.
+        """
         values = part.detach()
         if rows.all:
             self.whole = values if values.is_contiguous() else values.contiguous()
@@ -89,7 +96,7 @@ class Target:
                 self.whole = values.new_empty((rows.ranks * rows.n, *values.shape[1:]))
             view = rows.view(self.whole)
             view.copy_(values.reshape(view.shape))
-        return _Put.apply(self, rows, part)
+        return _Put.apply(self, rows, part, on_gradient)
 
     def join(self, tokens: list[Tensor]) -> Tensor:
         """The whole, tied to the parts whose tokens are given."""
@@ -100,18 +107,21 @@ class Target:
 
 class _Put(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, target: Target, rows: Rows, part: Tensor) -> Tensor:
-        ctx.target, ctx.rows, ctx.shape = target, rows, part.shape
+    def forward(
+        ctx: Any, target: Target, rows: Rows, part: Tensor, on_gradient: Callable[[], None]
+    ) -> Tensor:
+        ctx.target, ctx.rows, ctx.shape, ctx.on_gradient = target, rows, part.shape, on_gradient
         return part.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, _grad: Tensor) -> Any:
+        ctx.on_gradient()
         target = ctx.target
         grad = ctx.rows.take(target.grad).view(ctx.shape)
         target.parts_left -= 1
         if target.parts_left == 0:
             target.grad = None
-        return None, None, grad
+        return None, None, grad, None
 
 
 class _Join(torch.autograd.Function):

@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
+from megatron_memo import phases
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.attention import AttentionStep, QkvStore
 from megatron_memo.layer.chunks import Chunk, plan_chunks
@@ -26,6 +27,7 @@ from megatron_memo.layer.parameter_sum import ParameterSums
 from megatron_memo.layer.rows import Rows, Source, Target, on_backward
 from megatron_memo.layer.segment import Base, Segment
 from megatron_memo.layer.stand_in import standing_in
+from megatron_memo.phases import BACKWARD, FORWARD, LAYER, Phase
 from megatron_memo.swap.context import LayerContext
 from megatron_memo.swap.engine import LayerPass, get_engine
 
@@ -62,10 +64,19 @@ class MemoTransformerLayer(TransformerLayer):
     def __init__(self, *args: Any, memo: MemoConfig, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.memo = memo
+        given = inspect.signature(TransformerLayer).bind(*args, **kwargs).arguments
+        # `layer_number` counts over all stages; what was given counts over this model chunk.
+        self.first_of_chunk = given.get("layer_number", 1) == 1
+        staged = self.config.virtual_pipeline_model_parallel_size is not None
+        self.stage: int | None = given.get("vp_stage") if staged else None
 
     @property
     def resident(self) -> bool:
-        """One of the last layers, whose activations stay on the device."""
+        """One of the model's last layers, whose backward follows their forward at once.
+
+        Only the last pipeline stage has any: on the others, a micro-batch's backward begins when
+        the later stages are through with it.
+        """
         return self.layer_number > self.config.num_layers - self.memo.resident_layers
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
@@ -104,9 +115,10 @@ class _ChunkedForward:
         self.passing: LayerPass | None = None
         if saves:
             self.passing = get_engine(layer.memo).begin_layer(
-                first=layer.layer_number == 1, swaps=not keeps, device=x.device
+                first=layer.first_of_chunk, swaps=not keeps, device=x.device
             )
         self.context = self.passing.own if self.passing is not None else None
+        self.micro_batch = phases.current_micro_batch(layer.stage)
         self.sums = ParameterSums(
             layer, needed=len(self.chunks) > 1 and not config.gradient_accumulation_fusion
         )
@@ -116,6 +128,8 @@ class _ChunkedForward:
 
     def run(self) -> Tensor:
         x, passing = self.x, self.passing
+        if passing is not None:  # passes without gradients are no part of an iteration's plan
+            self.enter(FORWARD)
         source = Source(x, on_complete=passing.end_backward if passing else None)
         anchor = source.anchor(x)
         values = x.detach()
@@ -134,7 +148,9 @@ class _ChunkedForward:
         out, fetch_out = self.attend(qkv, store)
         del qkv
         y = self.post(taken, fetch_x, out, fetch_out)
-        return on_backward(y, passing.begin_backward) if passing else y
+        if passing is None:
+            return y
+        return on_backward(y, partial(_begin_backward, passing, self.phase(BACKWARD)))
 
     # ---- the three steps
 
@@ -144,7 +160,8 @@ class _ChunkedForward:
         targets: tuple[Target, ...] = (Target(), Target(), Target())
         tokens: tuple[list[Tensor], ...] = ([], [], [])
         store = QkvStore(self.context) if self.context is not None else None
-        for chunk in self.chunks:
+        for index, chunk in enumerate(self.chunks):
+            self.enter(FORWARD, index)
             rows, rope, everywhere = take(chunk), self.rope_rows(chunk), self.everywhere(chunk)
             segment = self.segment(
                 chunk,
@@ -159,7 +176,7 @@ class _ChunkedForward:
                 store.add(chunk, everywhere, segment, parts)
                 self.flush()
             for target, token_list, part in zip(targets, tokens, parts, strict=True):
-                token_list.append(target.put(everywhere, part))
+                token_list.append(target.put(everywhere, part, self.enters(BACKWARD, index)))
             del parts, part
         joined = [
             target.join(token_list) for target, token_list in zip(targets, tokens, strict=True)
@@ -168,6 +185,7 @@ class _ChunkedForward:
 
     def attend(self, qkv: Qkv, store: QkvStore | None) -> tuple[Tensor, Fetch]:
         """Core attention's output over the whole sequence, and how backward gets it again."""
+        self.enter(FORWARD)
         attention = self.layer.self_attention
         mask = self.inputs.get("attention_mask")
 
@@ -185,10 +203,11 @@ class _ChunkedForward:
     def post(self, taken: list[Tensor], fetch_x: Fetch, out: Tensor, fetch_out: Fetch) -> Tensor:
         """The layer's output over this rank's tokens, chunk by chunk."""
         layer, values = self.layer, out.detach()
-        source, target, tokens = Source(out), Target(), []
+        source, target, tokens = Source(out, self.enters(BACKWARD)), Target(), []
         anchor = source.anchor(out)
         has_fc2 = "linear_fc2" in layer.mlp._modules
-        for chunk, rows in zip(self.chunks, taken, strict=True):
+        for index, (chunk, rows) in enumerate(zip(self.chunks, taken, strict=True)):
+            self.enter(FORWARD, index)
             everywhere = self.everywhere(chunk)
             out_rows = everywhere.take(values)
             segment = self.segment(
@@ -203,9 +222,24 @@ class _ChunkedForward:
             with self.sums.of_one_chunk():
                 (y,) = segment.run(rows, source.take(anchor, everywhere, out_rows))
             self.flush()
-            tokens.append(target.put(self.local(chunk), y))
+            tokens.append(target.put(self.local(chunk), y, self.enters(BACKWARD, index)))
             del y, out_rows
         return target.join(tokens)
+
+    # ---- markers
+
+    def phase(self, direction: str, chunk: int | None = None) -> Phase:
+        layer = self.layer
+        return Phase(LAYER, direction, self.micro_batch, layer.layer_number, chunk, layer.stage)
+
+    def enter(self, direction: str, chunk: int | None = None) -> None:
+        """The whole layer, or one of its chunks, is at work from here on."""
+        if self.passing is not None:
+            phases.enter(self.phase(direction, chunk))
+
+    def enters(self, direction: str, chunk: int | None = None) -> Callable[[], None]:
+        """`enter`, for later. It holds no reference to this forward."""
+        return partial(phases.enter, self.phase(direction, chunk))
 
     # ---- helpers
 
@@ -263,6 +297,11 @@ def _stored_input(context: LayerContext | None, x: Tensor) -> Fetch:
         return _nothing
     handle = context.put(x)
     return lambda: context.get(handle)
+
+
+def _begin_backward(passing: LayerPass, phase: Phase) -> None:
+    phases.enter(phase)
+    passing.begin_backward()
 
 
 def _nothing() -> Tensor:

@@ -65,6 +65,7 @@ class LayerPass:
 
     def begin_backward(self) -> None:
         """The layer's own tensors are needed now, those of the layer below next."""
+        self._engine.begin_backward(self.own)
         for context in (self.own, self._below):
             if context is not None:
                 context.prefetch()
@@ -121,6 +122,16 @@ class SwapEngine:
         if own is not None:
             self._tail = own
         return LayerPass(self, own, below)
+
+    def begin_backward(self, context: LayerContext | None) -> None:
+        """A layer's backward starts. If the layers in flight are of another micro-batch, their
+        turn comes later: one of them is retired for each layer that goes backward, so that its D2H
+        has the time of a layer, as in forward.
+        """
+        if context is not None and context not in self._in_flight and self._in_flight:
+            oldest = self._in_flight.popleft()
+            if oldest is not None:
+                oldest.retire()
 
     def abandon(self, context: LayerContext) -> None:
         """Takes a context that nobody refers to any more; it is released at the next layer."""
@@ -230,7 +241,12 @@ def set_engine(engine: SwapEngine | None) -> None:
 
 def _backend_here() -> Backend:
     from megatron_memo import platform
+    from megatron_memo.platform import stand_in
 
+    if platform.is_active() and stand_in.on_meta():
+        from megatron_memo.swap.meta import MetaBackend
+
+        return MetaBackend()
     if platform.is_active() or not torch.cuda.is_available():
         from megatron_memo.swap.cpu import HostThreadBackend
 

@@ -26,6 +26,7 @@ TOGETHER = {
         "changes_after_forward",
         "gradient_accumulation_fusion",
         "state_dicts",
+        "markers",
         "protocol_mutations",
         "forced_delays",
     ),

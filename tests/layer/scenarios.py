@@ -21,6 +21,7 @@ from harness import (
 from megatron.core import parallel_state
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron_memo import phases
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.chunks import plan_chunks
 from megatron_memo.profile.storage import StorageMeter
@@ -515,3 +516,19 @@ def forced_delays():
     run(built, given)
     answer["exposed_h2d_s"] = engine.stats()["exposed_h2d_s"]
     return answer
+
+
+def markers():
+    """The phases that two layers of two and three chunks enter, in evaluation and in training."""
+    cfg = config("llama", layers=2)
+    built = block(cfg, memo(0.5, 2))
+    built.layers[1].memo = memo(0.5, 3)
+    given = data(cfg, 60)
+    heard = []
+    phases.begin_iteration()
+    with phases.listening(lambda phase: heard.append(str(phase))), torch.no_grad():
+        built(hidden_states=given.inputs[0], attention_mask=None, rotary_pos_emb=given.rope)
+    in_evaluation, heard[:] = list(heard), []
+    with phases.listening(lambda phase: heard.append(str(phase))):
+        run(built, given)
+    return {"evaluation": in_evaluation, "training": heard}

@@ -105,3 +105,23 @@ def test_what_backward_needs_may_not_change_in_place_as_in_stock(answers):
     assert len(said) == 6
     for case, message in said.items():
         assert "modified by an inplace operation" in message, (case, message)
+
+
+def test_layers_and_chunks_say_when_their_forward_and_backward_begin(answers):
+    (heard,) = answers("markers", 1)
+    chunks = {1: ["chunk 0", "chunk 1"], 2: ["chunk 0", "chunk 1", "chunk 2"]}
+
+    def steps(layer, direction, order):
+        whole = f"layer {layer} {direction} of micro-batch 0"
+        parts = [f"layer {layer} {c} {direction} of micro-batch 0" for c in order(chunks[layer])]
+        # forward: layer, pre of each chunk, attention, post of each; backward likewise
+        return [whole, *parts, whole, *parts]
+
+    def reverse(names):
+        return names[::-1]
+
+    assert heard["training"] == [
+        *(*steps(1, "forward", list), *steps(2, "forward", list)),
+        *(*steps(2, "backward", reverse), *steps(1, "backward", reverse)),
+    ]
+    assert heard["evaluation"] == []

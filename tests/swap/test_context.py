@@ -8,6 +8,7 @@ import torch
 
 from megatron_memo.config import MemoConfig
 from megatron_memo.swap.backend import Copy
+from megatron_memo.swap.context import Place
 from megatron_memo.swap.cpu import HostThreadBackend, ThreadEvent
 from megatron_memo.swap.engine import SwapEngine, get_engine, set_engine
 from megatron_memo.swap.host import HostBlock, HostPool
@@ -337,3 +338,40 @@ def test_a_buffer_is_not_given_up_under_a_copy_that_nobody_waited_for(monkeypatc
 def test_host_blocks_have_the_size_asked_for():
     block = HostBlock(5000)
     assert block.tensor.numel() == block.array.size == block.nbytes == 5000
+
+
+def test_layers_in_flight_are_retired_one_by_one_when_another_micro_batch_goes_backward(engine):
+    def forward():
+        passes = [
+            engine.begin_layer(first=first, swaps=True, device=torch.device("cpu"))
+            for first in (True, False, False)
+        ]
+        for one in passes:
+            one.own.put(torch.randn(50))
+            one.own.flush()
+        return passes
+
+    older, newer = forward(), forward()
+    places = lambda passes: [one.own.place for one in passes]  # noqa: E731
+    assert places(older) == [Place.HOST] * 3
+    assert places(newer) == [Place.HOST, Place.SOURCE, Place.SOURCE]
+    older[2].begin_backward()
+    assert places(older) == [Place.HOST, Place.BUFFER, Place.BUFFER]
+    assert places(newer) == [Place.HOST, Place.HOST, Place.SOURCE]
+    older[2].end_backward()
+    older[1].begin_backward()
+    assert places(newer) == [Place.HOST] * 3
+
+
+def test_the_first_layer_of_a_pass_brings_back_nothing_of_another_pass(engine):
+    first = [
+        engine.begin_layer(first=first, swaps=True, device=torch.device("cpu"))
+        for first in (True, False)
+    ]
+    second = engine.begin_layer(first=True, swaps=True, device=torch.device("cpu"))
+    for one in (*first, second):
+        one.own.put(torch.randn(50))
+        one.own.flush()
+        one.own.retire()
+    second.begin_backward()
+    assert [one.own.place for one in first] == [Place.HOST] * 2

@@ -1,0 +1,49 @@
+"""Training with a swap ratio over two pipeline stages: several micro-batches are in flight."""
+
+from functools import cache
+
+import pytest
+
+from megatron_memo.platform import is_active
+
+pytestmark = pytest.mark.skipif(not is_active(), reason="runs on the CPU platform")
+
+STEPS = 6
+PIPELINE = [
+    *("--pipeline-model-parallel-size", "2", "--num-layers", "4", "--train-iters", str(STEPS)),
+    *("--hidden-dropout", "0.1"),
+]
+# Two virtual stages of one layer on each rank, the case in which an empty queue says nothing about
+# whose turn it is.
+INTERLEAVED = [*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "1"]
+SCHEDULES = {"in turn": PIPELINE, "interleaved": INTERLEAVED}
+# Bitwise stock: one chunk. Resident layers are the model's last, so on the last stage only.
+CASES = [
+    ("in turn", "1", "0"),
+    ("in turn", "0", "0"),
+    ("in turn", "1", "1"),
+    ("interleaved", "1", "0"),
+    ("interleaved", "0", "0"),
+]
+
+
+@pytest.fixture(scope="module")
+def stock(train):
+    """``stock(schedule)``: upstream's layer over memo's norm and attention."""
+    return cache(lambda name: train(2, "llama", *SCHEDULES[name], "--memo-modules", "memo"))
+
+
+@pytest.mark.parametrize(("schedule", "ratio", "resident"), CASES)
+def test_one_chunk_is_bitwise_stock_with_micro_batches_in_flight(
+    train, stock, schedule, ratio, resident
+):
+    memo = train(
+        *(2, "llama", *SCHEDULES[schedule], "--memo-swap-ratio", ratio, "--memo-chunks", "1"),
+        *("--memo-resident-layers", resident, "--memo-poison"),
+    )
+    expected = stock(schedule)
+    assert list(memo.losses) == list(range(1, STEPS + 1))
+    assert memo.losses == expected.losses
+    assert memo.logged == expected.logged
+    assert memo.validation == expected.validation
+    assert memo.report["swap"]["host_bytes"] > 0
