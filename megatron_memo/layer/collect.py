@@ -12,10 +12,16 @@ from torch import Tensor
 
 
 class Collector(ABC):
-    """Gradients of pieces, on their way to one gradient."""
+    """Gradients of pieces, on their way to one gradient.
+
+    Attributes:
+        fills_in: a piece whose consumers return no gradient gets zeros; else `add` gets None.
+    """
+
+    fills_in = True
 
     @abstractmethod
-    def add(self, piece: Any, grad: Tensor) -> None:
+    def add(self, piece: Any, grad: Any) -> None:
         """A piece's gradient has arrived."""
 
     @abstractmethod
@@ -52,10 +58,13 @@ class _Take(torch.autograd.Function):
         ctx: Any, collector: Collector, piece: Any, anchor: Tensor, values: Tensor
     ) -> Tensor:
         ctx.collector, ctx.piece = collector, piece
+        ctx.anchor_like = anchor.dtype, anchor.device
+        ctx.set_materialize_grads(collector.fills_in)
         return values.view_as(values)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
         ctx.collector.add(ctx.piece, grad)
         # The anchor's own gradient is never read, but autograd has to see one to run it.
-        return None, None, grad.new_zeros(()), None
+        dtype, device = ctx.anchor_like
+        return None, None, torch.zeros((), dtype=dtype, device=device), None

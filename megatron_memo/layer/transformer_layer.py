@@ -120,7 +120,7 @@ class _ChunkedForward:
         self.context = self.passing.own if self.passing is not None else None
         self.micro_batch = phases.current_micro_batch(layer.stage)
         self.sums = ParameterSums(
-            layer, needed=len(self.chunks) > 1 and not config.gradient_accumulation_fusion
+            layer, chunks=len(self.chunks), fusion=config.gradient_accumulation_fusion
         )
         # Parameters outlive the step; a chunk's RoPE rows are held by its segment. Nothing else may
         # be known by address alone (see the NOTEs in `segment`).

@@ -25,6 +25,7 @@ TOGETHER = {
         "inputs_that_die_early",
         "changes_after_forward",
         "gradient_accumulation_fusion",
+        "fusion_under_ddp",
         "state_dicts",
         "markers",
         "protocol_mutations",

@@ -431,6 +431,36 @@ def gradient_accumulation_fusion():
     return answer
 
 
+def fusion_under_ddp():
+    """main_grad after Megatron's DDP with overlap: it wants a gradient of every parameter, once."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    overlap = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=True)
+    answer = {}
+    with fused_wgrad():
+        for dtype in DTYPES:
+            cfg = config("llama", layers=3, dtype=DTYPES[dtype], gradient_accumulation_fusion=True)
+            given = data(cfg, 64 * tp)
+
+            def main_grads(settings, cfg=cfg, given=given):
+                built = block(cfg, settings)
+                ddp = DistributedDataParallel(cfg, overlap, built)
+                run(built, given)
+                ddp.finish_grad_sync()
+                return {n: p.main_grad.clone() for n, p in built.named_parameters()}
+
+            stock = main_grads(None)
+            for ratio, chunks in ((0.0, 1), (1.0, 1), (0.5, 4)):
+                got = main_grads(memo(ratio, chunks))
+                answer[f"{dtype} {ratio} {chunks}"] = dict(
+                    bitwise=all(torch.equal(stock[n], got[n]) for n in stock),
+                    nonzero=all(bool(t.abs().sum() > 0) for t in got.values()),
+                    error=largest_error(stock, got),
+                )
+    return answer
+
+
 def state_dicts():
     """Names, shapes and sharding of what a checkpoint holds."""
     cfg = config("llama", layers=2)

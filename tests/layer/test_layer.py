@@ -87,6 +87,17 @@ def test_fused_weight_gradients_reach_main_grad(answers, ranks):
             assert got["bitwise"] if name.endswith(" 1") else got["error"] < 1e-6, (name, got)
 
 
+def test_fused_weight_gradients_reach_ddp_that_overlaps_its_reduction(answers):
+    """Norms' gradients of several chunks are summed in fp32 and rounded once, weights' not at all:
+    one bf16 rounding (2^-9 at most of each value) where stock has one."""
+    (rows,) = answers("fusion_under_ddp", 1)
+    assert len(rows) == 6
+    for name, got in rows.items():
+        assert got["nonzero"], name
+        limit = 2**-8 if name.startswith("bf16") else 1e-6
+        assert got["bitwise"] if name.endswith(" 1") else got["error"] < limit, (name, got)
+
+
 @both_layouts
 def test_checkpoints_are_interchangeable_with_upstreams_layer(answers, ranks):
     for rank in answers("state_dicts", ranks):
