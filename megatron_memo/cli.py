@@ -17,6 +17,8 @@ from megatron_memo import __version__
 # name -> module, in the order in which --help lists them
 COMMANDS = {
     "env": "megatron_memo.environment",
+    "plan": "megatron_memo.plan.plan_cli",
+    "verify": "megatron_memo.plan.verify_cli",
     "solve": "megatron_memo.plan.solve_cli",
 }
 

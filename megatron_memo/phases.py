@@ -18,8 +18,13 @@ from typing import NamedTuple
 
 FORWARD, BACKWARD = "forward", "backward"
 # Parts of a model and of an iteration, in the order in which forward meets them.
-EMBEDDING, LAYER, HEAD, OPTIMIZER, OTHER = "embedding", "layer", "head", "optimizer", "other"
-PARTS = (EMBEDDING, LAYER, HEAD, OPTIMIZER, OTHER)
+EMBEDDING, LAYER, HEAD, OTHER = "embedding", "layer", "head", "other"
+# What follows backward: the gradients' norm and clipping, then the optimizer's own step. Whether
+# gradients are clipped depends on them, so the two are kept apart.
+OPTIMIZER, UPDATE = "optimizer", "update"
+# Inside a collective that asks for memory of its own, which no plan can serve (see platform).
+COLLECTIVE = "collective"
+PARTS = (EMBEDDING, LAYER, HEAD, OPTIMIZER, UPDATE, OTHER, COLLECTIVE)
 
 
 class Phase(NamedTuple):
@@ -69,6 +74,17 @@ def enter(phase: Phase) -> None:
     if _listener is not None and phase != _current:
         _current = phase
         _listener(phase)
+
+
+@contextmanager
+def interrupted_by(part: str) -> Iterator[None]:
+    """The body belongs to `part`; after it the process is in the phase that it was in."""
+    before = _current
+    enter(Phase(part))
+    try:
+        yield
+    finally:
+        enter(before)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .native import StopFlag
@@ -29,8 +29,15 @@ class Board:
     `goal` is what makes an arm's layout the last one needed: the capacity, or the proven bound.
     """
 
-    def __init__(self, problem: Problem, time_limit: float) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        time_limit: float,
+        progress: Callable[[Incumbent, int], None] | None = None,
+    ) -> None:
+        """`progress(best, bound)` is called at every better layout, from any thread."""
         self.problem = problem
+        self._progress = progress
         buffers = problem.buffers
         self._lower = [b.lower for b in buffers]
         self._upper = [b.upper for b in buffers]
@@ -105,6 +112,8 @@ class Board:
             if self.best is not None and peak >= self.best.peak:
                 return False
             self.best = Incumbent(real, peak, found_by, time.monotonic() - self.started)
+            if self._progress is not None:
+                self._progress(self.best, self.bound)
             self._changed.notify_all()
         self.going()
         return True

@@ -18,7 +18,7 @@ Written from the allocator's documented behaviour and its observable statistics.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -206,18 +206,52 @@ def replay(
     At equal times frees come first, then requests in the order given.
     """
     trace = list(buffers)
-    events = sorted(
+    events = _events(trace)
+    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    for _ in range(times):
+        _run(allocator, trace, events)
+    return allocator.usage()
+
+
+def replay_until_steady(
+    windows: Sequence[Sequence[tuple[int, int, int]]],
+    *,
+    expandable_segments: bool = False,
+    most: int = 8,
+) -> tuple[Usage, int]:
+    """Runs several traces in turn, round after round, until a round reserves nothing more.
+
+    Returns:
+        The usage and the number of rounds, at most `most`.
+    """
+    prepared = [(list(window), _events(window)) for window in windows]
+    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    rounds, before = 0, -1
+    while rounds < most and allocator.reserved != before:
+        rounds += 1
+        before = allocator.reserved
+        for trace, events in prepared:
+            _run(allocator, trace, events)
+    return allocator.usage(), rounds
+
+
+def _events(trace: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    return sorted(
         [(lower, 1, k) for k, (lower, _, _) in enumerate(trace)]
         + [(upper, 0, k) for k, (_, upper, _) in enumerate(trace)]
     )
-    allocator = CachingAllocator(expandable_segments=expandable_segments)
-    for _ in range(times):
-        live: dict[int, Block] = {}
-        for _, begins, k in events:
-            if begins:
-                live[k] = allocator.allocate(trace[k][2])
-            elif k in live:
-                allocator.free(live.pop(k))
-            else:
-                raise ValueError(f"buffer {k} ends before it begins")
-    return allocator.usage()
+
+
+def _run(
+    allocator: CachingAllocator,
+    trace: Sequence[tuple[int, int, int]],
+    events: Iterable[tuple[int, int, int]],
+) -> None:
+    live: dict[int, Block] = {}
+    for _, begins, k in events:
+        if begins:
+            live[k] = allocator.allocate(trace[k][2])
+        elif k in live:
+            allocator.free(live.pop(k))
+        else:
+            raise ValueError(f"buffer {k} ends before it begins")

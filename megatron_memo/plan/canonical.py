@@ -15,6 +15,7 @@ visit the same nodes in the same order.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import sys
 import time
@@ -123,7 +124,9 @@ class Search:
         techniques: Techniques | None = None,
         orders: Sequence[str] = ORDERS,
         seed: int = 0,
+        pins: Sequence[int] | None = None,
     ) -> None:
+        """`pins` holds offsets that are given, in units, and -1 for the buffers to place."""
         lib = native.library()
         if lib is None:
             raise native.NativeError(native.why_not())
@@ -147,6 +150,9 @@ class Search:
         )
         if not self._handle:
             raise MemoryError("no memory for the canonical search")
+        if pins is not None:
+            given = array("q", pins)
+            lib.memo_canonical_pin(ctypes.c_void_p(self._handle), native.pointer(given))
 
     def run(
         self, *, nodes: int = UNLIMITED, seconds: float = 1e9, stop: StopFlag | None = None

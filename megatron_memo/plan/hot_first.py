@@ -49,7 +49,7 @@ class HotFirst:
             return False
         threshold, hot = attempt
         problem = self.board.reduced
-        chosen = _touching(problem.lower, problem.upper, hot)
+        chosen = touching(problem.lower, problem.upper, hot)
         if len(chosen) == problem.count:
             return True  # that is the canonical search itself
         goal = self.board.goal
@@ -89,7 +89,7 @@ class HotFirst:
             self._spilled = [i for i in rest if loose[i] + size[i] > goal]
 
 
-def _touching(lower: Sequence[int], upper: Sequence[int], hot: Sequence[bool]) -> list[int]:
+def touching(lower: Sequence[int], upper: Sequence[int], hot: Sequence[bool]) -> list[int]:
     """Buffers with a hot clique in their span."""
     before = [0]
     for is_hot in hot:

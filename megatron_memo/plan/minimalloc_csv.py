@@ -7,12 +7,11 @@ column that would change the problem (`alignment`, `gaps`) is refused unless it 
 from __future__ import annotations
 
 import csv
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from .atomic_file import whole_file
 from .problem import LARGEST, Buffer, Problem, ProblemError, check_buffer
 
 COLUMNS = ("id", "lower", "upper", "size")
@@ -94,25 +93,8 @@ def _integer(text: str, column: str, where: str) -> int:
 
 def write_solution(path: Path, problem: Problem, offsets: Sequence[int]) -> None:
     """Writes `id,lower,upper,size,offset`: the whole file appears at once or not at all."""
-    handle, temporary = tempfile.mkstemp(
-        dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", text=True
-    )
-    try:
-        with os.fdopen(handle, "w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow([*COLUMNS, "offset"])
-            for b, offset in zip(problem.buffers, offsets, strict=True):
-                writer.writerow([b.id, b.lower, b.upper, b.size, offset])
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with whole_file(path) as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([*COLUMNS, "offset"])
+        for b, offset in zip(problem.buffers, offsets, strict=True):
+            writer.writerow([b.id, b.lower, b.upper, b.size, offset])

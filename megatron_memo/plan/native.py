@@ -1,40 +1,28 @@
-"""Builds and loads the compiled solvers: plain g++, C ABI, ctypes.
+"""Loads the compiled solvers: C ABI, ctypes.
 
-The library is built at first use (a few seconds) and kept in the user's cache folder under a name
-that hashes sources, flags and compiler, so an update of any of them builds anew. A file lock keeps
-processes that start together from building it twice. Without a compiler everything still works
-through the Python references, slower; `library()` then returns None and `why_not()` says why.
+The library is built at first use (a few seconds, see `native_build`). Without a compiler everything
+still works through the Python references, slower; `library()` then returns None and `why_not()`
+says why.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
-import hashlib
 import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from array import array
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from megatron_memo import native_build
+from megatron_memo.native_build import NativeError, Recipe
+
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
-BUILD_SECONDS = 300
 
 INT32 = ctypes.POINTER(ctypes.c_int32)
 INT64 = ctypes.POINTER(ctypes.c_int64)
 DOUBLE = ctypes.POINTER(ctypes.c_double)
-
-
-class NativeError(RuntimeError):
-    """The compiled solvers can't be had; the message is one line that says why."""
 
 
 @cache
@@ -61,71 +49,8 @@ def why_not() -> str:
 
 def build() -> Path:
     """Path of the library; compiles it unless the cache has it. Raises NativeError."""
-    compiler = _compiler()
-    sources = sorted(SOURCES.glob("*.cc"))
-    target = _cache_folder() / f"plan-{_digest(compiler, sources)}.so"
-    if target.exists():
-        return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(target.with_suffix(".lock")):
-            if not target.exists():
-                _compile(compiler, sources, target)
-    except OSError as error:
-        raise NativeError(f"no cache folder for the compiled solvers: {error}") from error
-    return target
-
-
-def _compiler() -> list[str]:
-    asked = os.environ.get("CXX")
-    for command in [asked] if asked else ["g++", "c++", "clang++"]:
-        words = shlex.split(command)
-        found = shutil.which(words[0]) if words else None
-        if found:
-            return [found, *words[1:]]
-    if asked:
-        raise NativeError(f"the C++ compiler that CXX names, {asked!r}, is not there")
-    raise NativeError("there is no C++ compiler (g++, c++ or clang++); install one or set CXX")
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "megatron_memo"
-    except RuntimeError:  # a user without a home folder
-        return Path(tempfile.gettempdir()) / f"megatron_memo-{os.getuid()}"
-
-
-def _digest(compiler: list[str], sources: list[Path]) -> str:
-    digest = hashlib.sha256()
-    binary = os.stat(compiler[0])
-    for part in (*compiler, *FLAGS, platform.machine(), binary.st_size, binary.st_mtime_ns):
-        digest.update(f"{part}\0".encode())
-    for source in sources:
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:20]
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with open(path, "w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
-
-
-def _compile(compiler: list[str], sources: list[Path], target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        result = Path(folder) / target.name
-        command = [*compiler, *FLAGS, "-o", str(result), *map(str, sources)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=BUILD_SECONDS)
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.decode(errors="replace").strip().splitlines()
-            first = next((line for line in lines if "error" in line), lines[0] if lines else "")
-            raise NativeError(f"{compiler[0]} failed: {first[:300]}") from error
-        except subprocess.TimeoutExpired as error:
-            raise NativeError(f"{compiler[0]} took longer than {BUILD_SECONDS} s") from error
-        os.replace(result, target)
+    sources = tuple(sorted(SOURCES.glob("*.cc")))
+    return native_build.build(Recipe("plan", "the compiled solvers", sources, flags=FLAGS))
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:

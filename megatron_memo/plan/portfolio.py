@@ -10,24 +10,31 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 from typing import Protocol
 
 from . import native
+from .advance import Advance
 from .arms import CanonicalArm, GreedyArm, SqueakyArm
+from .bilevel import BiLevel
 from .board import Board, Incumbent
 from .canonical import UNLIMITED
 from .cp_sat import CpSatArm
 from .hot_first import HotFirst
+from .passes import Pass
 from .problem import Problem
 
 # First step of each arm; every following one is GROWTH times longer.
 FIRST_SECONDS = 1.0
 FIRST_NODES = 200_000
+# It mostly needs one run through the iteration, and has nothing to offer before the end of it.
+ADVANCE_SECONDS = 40.0
 GROWTH = 1.6
 MANY_BUFFERS = 1200
+FLAT_FIRST = 20_000
 
 
 class Status(Enum):
@@ -73,6 +80,8 @@ def solve(
     seed: int = 0,
     deterministic: bool = False,
     use_cp_sat: bool = True,
+    passes: Sequence[Pass] = (),
+    progress: Callable[[Incumbent, int], None] | None = None,
 ) -> Solution:
     """Solves until goal, proof, deadline or Ctrl-C (which returns the best layout so far).
 
@@ -85,15 +94,17 @@ def solve(
         deterministic: one worker, and steps limited by work instead of time: the same result every
             time unless the time limit cuts it short.
         use_cp_sat: whether CP-SAT takes part (ortools is needed then).
+        passes: the structure of a training iteration, for the arms that use it.
+        progress: called with every better layout and the bound, from any thread.
     """
     if workers < 1:
         raise ValueError(f"workers is {workers}, it must be at least 1")
     if not time_limit > 0:
         raise ValueError(f"the time limit is {time_limit} s, it must be above 0")
     cpu = time.process_time()
-    board = Board(problem, time_limit)
+    board = Board(problem, time_limit, progress)
     if not board.infeasible:
-        crew = _Crew(board, seed, deterministic, use_cp_sat)
+        crew = _Crew(board, seed, deterministic, use_cp_sat, passes)
         crew.work(1 if deterministic else workers)
         interrupted = crew.interrupted
         if board.best is None:
@@ -133,7 +144,14 @@ class _Turn:
 class _Crew:
     """Arms in line and the threads that run them."""
 
-    def __init__(self, board: Board, seed: int, deterministic: bool, use_cp_sat: bool) -> None:
+    def __init__(
+        self,
+        board: Board,
+        seed: int,
+        deterministic: bool,
+        use_cp_sat: bool,
+        passes: Sequence[Pass],
+    ) -> None:
         self.board = board
         self.deterministic = deterministic
         self.interrupted = False
@@ -150,7 +168,14 @@ class _Crew:
             arms += [canonical, squeaky, HotFirst(board, seed)]
         if use_cp_sat:
             arms.append(CpSatArm(board, seed, deterministic=deterministic))
-        self._line = deque(_Turn(arm, FIRST_SECONDS, FIRST_NODES) for arm in arms)
+        if passes:
+            # Flat greedy passes over very many buffers take longer than what the structure saves.
+            at = 1 if board.reduced.count <= FLAT_FIRST else 0
+            arms[at:at] = [Advance(board, passes, seed), BiLevel(board, passes, seed)]
+        self._line = deque(
+            _Turn(arm, ADVANCE_SECONDS if isinstance(arm, Advance) else FIRST_SECONDS, FIRST_NODES)
+            for arm in arms
+        )
 
     def work(self, workers: int) -> None:
         threads = [

@@ -6,23 +6,26 @@ Exit status: 0 solved, 2 broken input, 3 proven infeasible, 4 no solution in tim
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import native
+from .cli_parts import (
+    EXIT_BROKEN,
+    add_search_arguments,
+    check_output,
+    note_slow_solvers,
+    terminate_as_interrupt,
+    whole_number,
+    worker_count,
+)
 from .minimalloc_csv import read_problem, write_solution
 from .portfolio import Solution, Status, solve
 from .problem import Problem, ProblemError
 
 HELP = "Lay out buffers with known lifetimes (a MiniMalloc CSV file) in as little memory as can be."
 EXIT = {Status.SOLVED: 0, Status.INFEASIBLE: 3, Status.UNSOLVED: 4}
-EXIT_BROKEN = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,33 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity",
         metavar="N",
-        type=_whole_number,
+        type=whole_number,
         help="stop at the first layout that needs at most N; without it the lowest peak is wanted "
         "and the search ends when the peak equals the proven lower bound",
     )
-    parser.add_argument(
-        "--time-limit",
-        metavar="S",
-        type=_seconds,
-        default=60.0,
-        help="seconds of wall time to search (default 60)",
-    )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=_positive,
-        default=None,
-        help="threads that search at once (default: the cores this process may use, at most 4)",
-    )
-    parser.add_argument(
-        "--seed", metavar="N", type=_whole_number, default=0, help="of random choices (default 0)"
-    )
-    parser.add_argument(
-        "--deterministic",
-        action="store_true",
-        help="one thread, and steps limited by work instead of time: the same layout every time, "
-        "unless the time limit cuts the search short",
-    )
+    add_search_arguments(parser, "layout")
     parser.add_argument(
         "-o",
         "--output",
@@ -83,9 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Reads, solves, verifies, writes and prints; returns the exit status."""
     try:
-        with _terminate_as_interrupt():
+        with terminate_as_interrupt():
             return _run(args)
-    except ProblemError as error:
+    except ValueError as error:
         print(f"megatron-memo solve: error: {error}", file=sys.stderr)
         return EXIT_BROKEN
     except KeyboardInterrupt:
@@ -95,17 +76,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.output is not None:
-        _check_output(args.input, args.output)
+        check_output([args.input], args.output)
     problem = read_problem(args.input, args.capacity)
-    if native.library() is None:
-        print(
-            f"megatron-memo solve: note: slow Python solvers in use: {native.why_not()}",
-            file=sys.stderr,
-        )
+    note_slow_solvers("megatron-memo solve")
     solution = solve(
         problem,
         time_limit=args.time_limit,
-        workers=args.workers or min(4, len(os.sched_getaffinity(0))),
+        workers=worker_count(args),
         seed=args.seed,
         deterministic=args.deterministic,
     )
@@ -183,60 +160,6 @@ def _gap_text(gap: int, solution: Solution) -> str:
     if gap == 0:
         return "gap 0: optimal"
     return f"gap {gap} ({gap / solution.bound:.3%})"
-
-
-def _check_output(source: Path, target: Path) -> None:
-    """Raises ProblemError before a long search whose result couldn't be written."""
-    if target.is_dir():
-        raise ProblemError(f"{target}: this is a folder, -o takes the name of a file")
-    if not target.parent.is_dir():
-        raise ProblemError(f"{target}: the folder {target.parent} does not exist")
-    if not os.access(target.parent, os.W_OK):
-        raise ProblemError(f"{target}: the folder {target.parent} is not writable")
-    if target.exists() and source.exists() and target.samefile(source):
-        raise ProblemError(f"{target}: -o names the input itself")
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM, as batch systems send it before they kill, acts like Ctrl-C."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread, where signals don't arrive anyway
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-
-
-def _positive(text: str) -> int:
-    value = _whole_number(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} s is not above 0")
-    return value
 
 
 def main() -> int:

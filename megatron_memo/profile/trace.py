@@ -288,7 +288,7 @@ def _read(file: IO[str]) -> Trace:
             elif kind == "e":
                 events.append(Enter(_whole(*rest)))
             elif kind == "p":
-                phases.append(_phase(rest))
+                phases.append(phase_of(rest))
             elif kind == "h":
                 held.append(_request(rest))
             elif kind == "end":
@@ -340,11 +340,12 @@ def _request(rest: list[Any]) -> Malloc:
     return Malloc(_whole(identity), _whole(size), _whole(stream), str(what))
 
 
-def _phase(rest: list[Any]) -> Phase:
+def phase_of(rest: list[Any]) -> Phase:
+    """A phase from the fields of its line in a file. Raises ValueError where they are none."""
     part, direction, *numbers = rest
-    if len(numbers) != 4:
-        raise ValueError("a phase has six fields")
-    return Phase(str(part), str(direction), *(n if n is None else _whole(n) for n in numbers))
+    if len(numbers) != 4 or not isinstance(part, str) or not isinstance(direction, str):
+        raise ValueError("a phase has two words and four numbers")
+    return Phase(part, direction, *(n if n is None else _whole(n) for n in numbers))
 
 
 def _whole(value: Any) -> int:

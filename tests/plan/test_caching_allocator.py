@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_memo.plan.caching_allocator import MIB, CachingAllocator, replay
+from megatron_memo.plan.caching_allocator import (
+    MIB,
+    CachingAllocator,
+    replay,
+    replay_until_steady,
+)
 
 both = pytest.mark.parametrize("expandable", [False, True])
 
@@ -102,3 +107,13 @@ def test_live_blocks_never_overlap_and_reserved_covers_them(expandable, steps):
             assert all(a + length <= b for (a, length, _), (b, _, _) in itertools.pairwise(spans))
         assert sum(b.size for b, _ in live) <= allocator.reserved
         assert allocator.alive == sum(-(-s // 512) * 512 for _, s in live)
+
+
+@both
+def test_rounds_go_on_until_nothing_more_is_reserved(expandable):
+    windows = [[(0, 2, 30 * MIB), (1, 3, 50 * MIB)], [(0, 1, 60 * MIB)]]
+    usage, rounds = replay_until_steady(windows, expandable_segments=expandable)
+    assert 2 <= rounds < 8
+    longer = replay_until_steady(windows, expandable_segments=expandable, most=rounds - 1)
+    assert longer[0].reserved == usage.reserved
+    assert replay_until_steady(windows, expandable_segments=expandable, most=1)[1] == 1

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from megatron_memo.plan import minimalloc_csv
+from megatron_memo.plan import atomic_file
 from megatron_memo.plan.minimalloc_csv import read_problem, write_solution
 from megatron_memo.plan.problem import Buffer, Problem, ProblemError
 
@@ -83,7 +83,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(minimalloc_csv.os, "replace", fail)
+    monkeypatch.setattr(atomic_file.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_solution(path, Problem((Buffer("a", 0, 2, 3),)), [0])
     assert path.read_text() == "before"

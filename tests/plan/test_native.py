@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from megatron_memo import native_build
 from megatron_memo.plan import native
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no compiler here")
@@ -28,7 +29,7 @@ def script(path, text):
 @needs_compiler
 def test_the_library_is_built_once_and_then_taken_from_the_cache(cache, tmp_path, monkeypatch):
     calls = tmp_path / "calls"
-    real = native._compiler()[0]
+    real = native_build.find_compiler()[0]
     wrapper = script(tmp_path / "counting-cxx", f'echo x >> {calls}\nexec {real} "$@"\n')
     monkeypatch.setenv("CXX", str(wrapper))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

@@ -16,6 +16,11 @@
 //   base[t]   a proven lower bound of the offset of anything that is still to be placed there
 //   The node can be cut when base[t] + load[t] > capacity.
 //
+// Pins
+//   A pinned buffer has a given offset, at which its turn comes. The layout looked for is then the
+//   one with the smallest sum of those that keep the pins; no buffer passes over a pin in the order,
+//   and one whose rest would touch an unplaced pin waits for it.
+//
 // The C ABI at the end is used through ctypes; a search can be continued where its budget ended.
 
 #include <pthread.h>
@@ -188,6 +193,25 @@ class Search {
     seed_ = seed;
   }
 
+  // Gives buffers with pins[i] >= 0 that offset. Before the first run only.
+  void pin(const i64* pins) {
+    pin_.assign(pins, pins + n_);
+    pins_of_.resize(n_);
+    std::vector<int> pinned;
+    for (int i = 0; i < n_; ++i)
+      if (pin_[i] >= 0) pinned.push_back(i);
+    std::sort(pinned.begin(), pinned.end(), [&](int x, int y) {
+      return pin_[x] != pin_[y] ? pin_[x] < pin_[y] : x < y;
+    });
+    for (int q : pinned)
+      for (int j = 0; j < n_; ++j)
+        if (j != q && pin_[j] < 0 && overlap(q, j)) pins_of_[j].push_back(q);
+    low_.assign(n_, 0);
+    twin_.assign(n_, -1);
+    if (use_ & kTwins) find_twins();
+    for (int j = 0; j < n_; ++j) low_[j] = pin_[j] >= 0 ? pin_[j] : above_pins(j, low_[j]);
+  }
+
   // Continues with at most `nodes` more units of work (nodes and placements tried) and `seconds` more time.
   int run(i64 nodes, double seconds, const volatile int* stop) {
     stop_ = stop;
@@ -242,6 +266,17 @@ class Search {
     i64 starts = 0;
     i64 spent = 0;
   };
+
+  // The lowest offset from `at` on at which j touches no unplaced pin.
+  i64 above_pins(int j, i64 at) const {
+    if (!pins_of_.empty())
+      for (int q : pins_of_[j])
+        if (!placed_[q] && pin_[q] < at + size_[j] && at < pin_[q] + size_[q])
+          at = pin_[q] + size_[q];
+    return at;
+  }
+
+  bool pinned(int j) const { return !pin_.empty() && pin_[j] >= 0; }
 
   bool overlap(int i, int j) const { return lower_[i] < upper_[j] && lower_[j] < upper_[i]; }
 
@@ -301,7 +336,7 @@ class Search {
       return key(a) != key(b) ? key(a) < key(b) : a < b;
     });
     for (int k = 1; k < n_; ++k)
-      if (key(ids[k]) == key(ids[k - 1])) {
+      if (key(ids[k]) == key(ids[k - 1]) && !pinned(ids[k]) && !pinned(ids[k - 1])) {
         twin_[ids[k]] = ids[k - 1];
         low_[ids[k]] = low_[ids[k - 1]] + size_[ids[k]];
       }
@@ -430,7 +465,7 @@ class Search {
         for (i64 m = member_at_[t]; m < member_at_[t + 1]; ++m) {
           const int j = member_[m];
           if (placed_[j] || j == who || low_[j] >= top) continue;
-          if (top + size_[j] > capacity_) {
+          if (top + size_[j] > capacity_ || pinned(j)) {
             ok = false;
             break;
           }
@@ -447,7 +482,7 @@ class Search {
   bool lift(i64 level, int rank, const Entry* list, size_t length) {
     for (size_t k = 0; k < length; ++k) {
       const int j = list[k].id;
-      if (placed_[j]) continue;
+      if (placed_[j] || pinned(j)) continue;
       const i64 rest = rest_[j];
       if (low_[j] == rest && (rest > level || (rest == level && list[k].rank > rank))) continue;
       const i64 hole = rest + size_[j];
@@ -522,6 +557,13 @@ class Search {
     return false;
   }
 
+  struct Candidate {
+    i64 at;
+    int rank;
+    int id;
+    bool operator>(const Candidate& o) const { return at != o.at ? at > o.at : rank > o.rank; }
+  };
+
   // Places the unplaced buffers of `list` in sections [a, b), all at or above (level, rank).
   int visit(int a, int b, const Entry* list, size_t length, i64 level, int rank) {
     if (spent()) return kAborted;
@@ -529,6 +571,8 @@ class Search {
     for (int t = a; t < b; ++t) most = std::max(most, load_[t]);
     const i64 limit = (use_ & kQuickReject) ? capacity_ - most : kNever;
     i64 hole = kNever;  // the lowest top of an unplaced buffer: nothing may be left above it
+    Candidate pin{kNever, 0, -1};  // the next one: nothing may pass it
+    bool passed = false;
     size_t open = 0;
     u64 where = 0, check = 0;
     const bool remember = use_ & kFailedStates;
@@ -537,8 +581,14 @@ class Search {
       const int j = list[k].id;
       if (placed_[j]) continue;
       ++open;
-      const i64 rest = rest_[j];
-      hole = std::min(hole, rest + size_[j]);
+      const i64 rest = pinned(j) ? pin_[j] : rest_[j];
+      if (pinned(j)) {
+        const Candidate mine{rest, list[k].rank, j};
+        if (pin > mine) pin = mine;
+        if (rest < level || (rest == level && list[k].rank <= rank)) passed = true;
+      } else {
+        hole = std::min(hole, rest + size_[j]);
+      }
       const bool ready = low_[j] == rest &&
                          (rest > level || (rest == level && list[k].rank > rank)) &&
                          (twin_[j] < 0 || placed_[twin_[j]]);
@@ -552,6 +602,10 @@ class Search {
     if (open == 0) {
       candidates_.resize(from);
       return kFound;
+    }
+    if (passed) {
+      candidates_.resize(from);
+      return kFailed;
     }
     if (remember) {
       where = mix(where + open);
@@ -575,7 +629,7 @@ class Search {
     // Few candidates are tried at most nodes: a heap instead of a sort.
     size_t to = from;
     for (size_t k = from; k < candidates_.size(); ++k)
-      if (candidates_[k].at < hole) candidates_[to++] = candidates_[k];
+      if (candidates_[k].at < hole && !(candidates_[k] > pin)) candidates_[to++] = candidates_[k];
     candidates_.resize(to);
     std::make_heap(candidates_.begin() + long(from), candidates_.end(), std::greater<Candidate>());
     int status = kFailed;
@@ -592,13 +646,6 @@ class Search {
     if (status == kFailed && remember) failed_.insert(where, check);
     return status;
   }
-
-  struct Candidate {
-    i64 at;
-    int rank;
-    int id;
-    bool operator>(const Candidate& o) const { return at != o.at ? at > o.at : rank > o.rank; }
-  };
 
   int place(int a, int b, const Entry* list, size_t length, const Candidate& next, bool* alone) {
     const int i = next.id;
@@ -622,13 +669,21 @@ class Search {
       if (rest_[j] < top) {
         trail_.push_back(Change{Change::kRest, j, rest_[j]});
         rest_[j] = top;
-        if (low_[j] < top) {
-          if (top + size_[j] > capacity_) {
+        if (pinned(j)) {
+          if (top > pin_[j]) {
+            ok = false;
+            return false;
+          }
+          return true;
+        }
+        const i64 at = above_pins(j, std::max(low_[j], top));
+        if (low_[j] < at) {
+          if (at + size_[j] > capacity_) {
             ok = false;
             return false;
           }
           trail_.push_back(Change{Change::kLow, j, low_[j]});
-          low_[j] = top;
+          low_[j] = at;
           from = std::min(from, lower_[j]);
           to = std::max(to, upper_[j]);
         }
@@ -749,6 +804,8 @@ class Search {
   std::vector<char> dirty_mark_;
   std::vector<int> dirty_;
   std::vector<i64> rest_, low_, offset_, solution_;
+  std::vector<i64> pin_;                  // empty, or an offset or -1 for each buffer
+  std::vector<std::vector<int>> pins_of_;  // pinned neighbours by offset
   std::vector<char> placed_;
   std::vector<int> witness_, twin_;
   std::vector<double> jitter_;
@@ -792,6 +849,11 @@ void* memo_canonical_new(int32_t n, const int32_t* lower, const int32_t* upper, 
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
+}
+
+// Pins buffers i with pins[i] >= 0 at that offset; before the first run.
+void memo_canonical_pin(void* handle, const int64_t* pins) {
+  static_cast<Search*>(handle)->pin(pins);
 }
 
 void memo_canonical_free(void* handle) { delete static_cast<Search*>(handle); }
