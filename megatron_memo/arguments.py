@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from megatron_memo.config import DEFAULT_RESIDENT_LAYERS, MemoConfig
+from megatron_memo.config import DEFAULT_RESIDENT_LAYERS, MemoConfig, PlanSettings
+from megatron_memo.sizes import parse_size
 
 MODULES = ("auto", "memo", "upstream")
 
@@ -16,6 +18,7 @@ MODULES = ("auto", "memo", "upstream")
 _NEED_RATIO: dict[str, Any] = {
     "memo_chunks": None,
     "memo_resident_layers": None,
+    "memo_loss_chunks": None,
     "memo_sync": False,
     "memo_poison": False,
 }
@@ -64,6 +67,31 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         "memo's under Megatron's own layer even without a ratio, which is the baseline to compare "
         "memo with. 'upstream' never replaces anything. Transformer Engine's modules are never "
         "replaced.",
+    )
+    group.add_argument(
+        "--memo-loss-chunks",
+        metavar="auto|N",
+        help="Compute the loss in N pieces of a sequence, so that the logits of the whole never "
+        "exist; backward computes each piece's logits again. 'auto', the default, does so where "
+        "they would take more than a tenth of the device's memory (of --memo-device-budget, if "
+        "that is given).",
+    )
+    group.add_argument(
+        "--memo-plan",
+        metavar="auto|off|FILE",
+        default="off",
+        help="Serve activations and other short-lived device memory from one arena at planned "
+        "addresses, so that nothing fragments and the device allocator is not asked any more. "
+        "'auto' records the third iteration's requests, plans them beside the fourth and uses the "
+        "plan from the fifth on; with --save the plan is kept, and a resumed run begins with it. "
+        "FILE is a plan of `megatron-memo plan` or a folder with one for each rank; one that was "
+        "made for other settings is refused. Numbers do not change. Needs a C++ compiler, once.",
+    )
+    group.add_argument(
+        "--memo-device-budget",
+        metavar="SIZE",
+        help="Bytes that the plan's arena may have, such as 70GiB. On a machine without a GPU it "
+        "is what all tensors together may have: more is an out-of-memory error as on a GPU.",
     )
     group.add_argument(
         "--memo-sync",
@@ -152,6 +180,26 @@ def memo_config_from_args(args: argparse.Namespace) -> MemoConfig | None:
         sync=bool(getattr(args, "memo_sync", False)),
         poison=bool(getattr(args, "memo_poison", False)),
     )
+
+
+def plan_settings_from_args(args: argparse.Namespace) -> PlanSettings:
+    """What ``--memo-plan`` and ``--memo-device-budget`` say.
+
+    Raises:
+        ValueError: the budget is no size, or the plan's file is not there.
+    """
+    text = getattr(args, "memo_device_budget", None)
+    try:
+        budget = None if text is None else parse_size(text)
+    except ValueError as reason:
+        raise ValueError(f"--memo-device-budget {text}: {reason}.") from None
+    plan = getattr(args, "memo_plan", "off")
+    if plan not in ("auto", "off") and not os.path.exists(plan):
+        raise ValueError(
+            f"--memo-plan {plan}: there is no such file. Give auto, off, or what `megatron-memo "
+            "plan` wrote."
+        )
+    return PlanSettings(plan, budget)
 
 
 def measured_iteration(args: argparse.Namespace) -> int | None:

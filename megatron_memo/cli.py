@@ -17,9 +17,13 @@ from megatron_memo import __version__
 # name -> module, in the order in which --help lists them
 COMMANDS = {
     "env": "megatron_memo.environment",
+    "profile": "megatron_memo.profile.cli",
     "plan": "megatron_memo.plan.plan_cli",
     "verify": "megatron_memo.plan.verify_cli",
     "solve": "megatron_memo.plan.solve_cli",
+    "import-snapshot": "megatron_memo.profile.snapshot_cli",
+    "export-snapshot": "megatron_memo.profile.memory_viz_cli",
+    "diff": "megatron_memo.profile.diff_cli",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import importlib.util
 import inspect
 import os
@@ -19,6 +20,11 @@ from typing import Any
 import torch
 
 from megatron_memo.platform.post_import import when_imported
+
+# Python functions that call autograd's engine: torch's own, and upstream's for stages whose output
+# has been freed (``megatron.core.pipeline_parallel.schedules.custom_backward``, 0.19). Can go when
+# upstream calls ``torch.autograd.backward``.
+ENGINE_CALLERS = ("_engine_run_backward", "custom_backward")
 
 _hooks_installed = False
 
@@ -153,6 +159,7 @@ def repair_help(parser: argparse.ArgumentParser) -> None:
 def wrap_train_step(
     step: Callable[[int, Callable[[], Any]], Any],
     forward_backward: Callable[[int, Callable[[], Any]], Any],
+    first: Callable[[list[torch.nn.Module]], Any] | None = None,
 ) -> None:
     """Run every training step, and the forward and backward inside it, through the given functions.
 
@@ -164,15 +171,19 @@ def wrap_train_step(
         step: called with the iteration (from 1) and the step to run; returns the step's result,
             whose first entry is the dictionary of losses.
         forward_backward: the same for all micro-batches' forward and backward.
+        first: called with the model's chunks before the first step.
     """
     from megatron.training import training
 
     train_step = training.train_step
     signature = inspect.signature(train_step)
+    waiting = [] if first is None else [first]
 
     @functools.wraps(train_step)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
+        while waiting:
+            waiting.pop()(call.arguments["model"])
         iteration = call.arguments["iteration"] + 1  # upstream counts finished ones
         schedule = call.arguments["forward_backward_func"]
         call.arguments["forward_backward_func"] = lambda *a, **k: forward_backward(
@@ -226,3 +237,96 @@ def checkpoint_args(args: argparse.Namespace) -> argparse.Namespace | None:
             return None
         state = torch.load(file, map_location="cpu", mmap=True)
     return state.get("args")
+
+
+# Functions of upstream's (0.19) in which a healthy run reads another number than 1.
+_READ_IN = {
+    "_reduce_any": 0,  # RerunStateMachine: no rank asks for a rerun
+    "_unscale_main_grads_and_check_for_nan": 0,  # MixedPrecisionOptimizer: nothing overflowed
+    "get_grad_norm_fp32": 1e6,  # gradients are clipped, which is the larger of the two cases
+}
+_DEPTH = 8  # frames from such a function to its read
+
+
+def healthy_value(tensor: torch.Tensor) -> Any:
+    """What a one-element tensor without data would hold in a healthy run: no NaN, no overflow.
+
+    Touches the names of three functions in ``megatron.core`` (0.19), whose reads are told from
+    others by the call stack. Can go when upstream's steps read nothing on the host.
+    """
+    if tensor.dtype == torch.bool:
+        return False  # "is there a NaN?"
+    value: float = 1
+    frame = inspect.currentframe()
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        if frame.f_code.co_name in _READ_IN:
+            value = _READ_IN[frame.f_code.co_name]
+            break
+        frame = frame.f_back
+    return float(value) if tensor.dtype.is_floating_point else int(value)
+
+
+def optimizer_shares(chunks: list[torch.nn.Module]) -> list[tuple[Any, ...]]:
+    """What each data-parallel rank of this model-parallel rank updates, by data-parallel rank.
+
+    Touches ``DistributedDataParallel.buffers`` and the buckets and ``param_index_map`` in them
+    (0.19), from which the distributed optimizer takes its ranges (``_build_model_gbuf_range``). Can
+    go when upstream tells a rank's ranges for other ranks than its own.
+
+    Args:
+        chunks: this rank's model chunks, wrapped by Megatron's DDP.
+
+    Returns:
+        Plain tuples; equal ones belong to ranks whose optimizers work on equal pieces. One entry
+        where the optimizer is not distributed.
+    """
+    shares: list[list[Any]] = []
+    for chunk in chunks:
+        if not getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False):
+            continue
+        ddp: Any = chunk
+        for buffer in (*ddp.buffers, *ddp.expert_parallel_buffers):
+            ranks = buffer.data_parallel_group.size()
+            shares += [[] for _ in range(ranks - len(shares))]
+            for bucket in buffer.buckets:
+                length = bucket.grad_data.numel() // ranks
+                for parameter, (start, end, number) in buffer.param_index_map.items():
+                    if number != bucket.bucket_id:
+                        continue
+                    for rank in range(ranks):
+                        low = max(start, bucket.offset + rank * length)
+                        high = min(end, bucket.offset + (rank + 1) * length)
+                        if low < high:
+                            # Vectors are not decayed: another group. Copies of a parameter on
+                            # several ranks count once in the norm.
+                            shared = not getattr(parameter, "tensor_model_parallel", False)
+                            kind = parameter.dim() > 1, shared
+                            shares[rank].append((high - low, *kind))
+    return [tuple(share) for share in shares] or [()]
+
+
+def rank_kind(chunks: list[torch.nn.Module]) -> dict[str, Any]:
+    """What sets this rank's requests apart from other ranks' of the same run, as plain values.
+
+    Stage, whether it is the first of its tensor-parallel group (which reads the data, and counts
+    the parameters that all of them have), and its share of a distributed optimizer.
+
+    Args:
+        chunks: this rank's model chunks, wrapped by Megatron's DDP.
+    """
+    from megatron.core import parallel_state as mpu
+
+    shares = optimizer_shares(chunks)
+    own = mpu.get_data_parallel_rank(with_context_parallel=True) if len(shares) > 1 else 0
+    return {
+        "pipeline stage": mpu.get_pipeline_model_parallel_rank(),
+        "first of its tensor-parallel group": mpu.get_tensor_model_parallel_rank() == 0,
+        "share of the optimizer": share_name(shares[own]),
+    }
+
+
+def share_name(share: tuple[Any, ...]) -> str:
+    """A short name of what `optimizer_shares` tells of one rank; the same for the same share."""
+    return hashlib.sha256(repr(share).encode()).hexdigest()[:12] if share else "all"

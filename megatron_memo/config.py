@@ -74,6 +74,25 @@ class MemoConfig:
         )
 
 
+@dataclass(frozen=True)
+class PlanSettings:
+    """Where device memory comes from.
+
+    Attributes:
+        plan: "off" (PyTorch's allocator), "auto" (a plan from the run's own requests), or the path
+            of a plan or of a folder of plans.
+        budget: bytes, or None for no limit.
+    """
+
+    plan: str = "off"
+    budget: int | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Anything at all is asked for."""
+        return self.plan != "off" or self.budget is not None
+
+
 def _number(env, name, kind, default):
     text = env.get(name, "")
     if not text:

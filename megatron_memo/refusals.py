@@ -537,7 +537,7 @@ def refused(args: argparse.Namespace, memo: MemoConfig | None) -> list[Refusal]:
         row
         for row in REFUSALS
         if (memo is not None if row.scope is Scope.LAYER else own_modules)
-        and (platform.is_active() or not row.on_cpu_only)
+        and (platform.on_cpu() or not row.on_cpu_only)
         and row.test(args)
     ]
 

@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from megatron_memo.ops.target import kernels_for
+
 HAVE_FLASH_ATTN = importlib.util.find_spec("flash_attn") is not None
 
 
@@ -41,7 +43,7 @@ def flash_attention(
     """
     if query.size(2) % key.size(2):
         raise ValueError(f"{query.size(2)} query heads cannot share {key.size(2)} key heads")
-    if dropout_p and not query.is_cuda:
+    if dropout_p and kernels_for(query) == "cpu":
         raise ValueError(
             f"--attention-dropout {dropout_p}: flash attention has no dropout on a machine without "
             "CUDA. Give --attention-dropout 0."
@@ -173,6 +175,6 @@ class _CudaEfficientKernel:
 
 
 def _kernel_for(t: Tensor):
-    if not t.is_cuda:
+    if kernels_for(t) == "cpu":
         return _CpuKernel
     return _CudaEfficientKernel if t.dtype == torch.float32 else _CudaFlashKernel

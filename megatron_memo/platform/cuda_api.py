@@ -1,4 +1,4 @@
-"""``torch.cuda`` as Megatron uses it, answered for one CPU device.
+"""``torch.cuda`` as Megatron uses it, answered for the one device that stands in.
 
 Why: Megatron calls ``torch.cuda`` directly for its device, seeds, streams and statistics.
 Can go when Megatron goes through ``torch.accelerator`` everywhere.
@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
+from megatron_memo.platform import stand_in
 from megatron_memo.platform.askers import asked_by_megatron
 from megatron_memo.platform.streams import THE_STREAM, Event, Stream, StreamContext
-
-CPU = torch.device("cpu")
 
 # Megatron derives rules from the architecture: below 10 it insists on CUDA_DEVICE_MAX_CONNECTIONS=1
 # for tensor parallelism, an ordering of device queues that a CPU does not have.
@@ -75,11 +74,11 @@ def free_memory() -> int:
 def get_device_properties(device: Any = None) -> SimpleNamespace:
     """The fields of a device's properties that Megatron reads."""
     return SimpleNamespace(
-        name="cpu",
+        name=stand_in.device().type,
         major=CAPABILITY[0],
         minor=CAPABILITY[1],
         multi_processor_count=os.cpu_count() or 1,
-        total_memory=host_memory(),
+        total_memory=stand_in.memory() or host_memory(),
     )
 
 
@@ -97,13 +96,13 @@ class DeviceContext(StreamContext):
 
 
 def _typed_tensor(name: str, dtype: torch.dtype) -> type:
-    """A stand-in for ``torch.cuda.<name>``: makes CPU tensors, and knows them by isinstance."""
+    """A stand-in for ``torch.cuda.<name>``: makes tensors, and knows them by isinstance."""
 
     class Meta(type):
         def __call__(cls, data: Any = (), *sizes: int) -> torch.Tensor:
             if isinstance(data, int):
-                return torch.empty((data, *sizes), dtype=dtype)
-            return torch.tensor(data, dtype=dtype)
+                return torch.empty((data, *sizes), dtype=dtype, device=stand_in.device())
+            return torch.tensor(data, dtype=dtype, device=stand_in.device())
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, torch.Tensor) and instance.dtype == dtype
@@ -129,13 +128,13 @@ FUNCTIONS: dict[str, Any] = {
     "_lazy_init": _returns(None),
     # Real torch queues these calls until the driver is up, which would be never.
     "_lazy_call": lambda call, **kwargs: call(),
-    "current_device": _returns(CPU),
+    "current_device": lambda: stand_in.device(),
     "set_device": _returns(None),
     "synchronize": _returns(None),
     "empty_cache": _returns(None),
     "ipc_collect": _returns(None),
     "is_current_stream_capturing": _returns(False),
-    "get_device_name": _returns("cpu"),
+    "get_device_name": lambda device=None: stand_in.device().type,
     "get_device_capability": _returns(CAPABILITY),
     "get_device_properties": get_device_properties,
     "get_rng_state": get_rng_state,

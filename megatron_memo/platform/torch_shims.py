@@ -15,11 +15,15 @@ import torch
 from megatron_memo.platform.askers import asked_by_megatron
 
 
-def install() -> None:
-    """Install every shim of this file."""
+def install(compile_with: Callable[..., Any] | None = None) -> None:
+    """Install every shim of this file.
+
+    Args:
+        compile_with: stands for ``torch.compile``; None leaves functions as they are.
+    """
     _tensor_methods()
     _tensor_type()
-    _no_compile()
+    _no_compile(compile_with)
     _gloo_for_nccl()
     _loader_has_own_generator()
     _quiet()
@@ -49,7 +53,9 @@ def _tensor_type() -> None:
     def tensor_type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is None:
             name = real_type(self)
-            return name.replace("torch.", "torch.cuda.", 1) if asked_by_megatron() else name
+            if not asked_by_megatron():
+                return name
+            return name.replace("torch.meta.", "torch.", 1).replace("torch.", "torch.cuda.", 1)
         if isinstance(dtype, str):
             dtype = dtype.replace("torch.cuda.", "torch.", 1)
         return real_type(self, dtype, *args, **kwargs)
@@ -58,7 +64,7 @@ def _tensor_type() -> None:
     tensor.type = tensor_type
 
 
-def _no_compile() -> None:
+def _no_compile(compile_with: Callable[..., Any] | None) -> None:
     """Fused pointwise kernels are a GPU matter; compiling them here costs minutes of g++.
 
     Eager code computes the same functions. Can go when Megatron has a switch for its jit fuser.
@@ -71,7 +77,7 @@ def _no_compile() -> None:
         return model if model is not None else lambda function: function
 
     torch_module: Any = torch
-    torch_module.compile = compile_nothing
+    torch_module.compile = compile_with or compile_nothing
 
 
 def _gloo_for_nccl() -> None:

@@ -13,10 +13,21 @@ from typing import Any
 import torch
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from megatron_memo import compat, phases
 from megatron_memo.layer.transformer_layer import MemoTransformerLayer
-from megatron_memo.phases import BACKWARD, EMBEDDING, FORWARD, HEAD, LAYER, OPTIMIZER, START, Phase
+from megatron_memo.phases import (
+    BACKWARD,
+    EMBEDDING,
+    FORWARD,
+    HEAD,
+    LAYER,
+    OPTIMIZER,
+    START,
+    UPDATE,
+    Phase,
+)
 
 Undo = Callable[[], None]
 
@@ -32,8 +43,8 @@ def mark_model(chunks: Sequence[nn.Module]) -> Undo:
         A function that takes the hooks out again.
     """
     handles: list[Any] = []
-    for number, chunk in enumerate(chunks):
-        handles += _mark_chunk(_unwrapped(chunk), number if len(chunks) > 1 else None)
+    for chunk in chunks:
+        handles += _mark_chunk(_unwrapped(chunk))
 
     def undo() -> None:
         while handles:
@@ -42,8 +53,19 @@ def mark_model(chunks: Sequence[nn.Module]) -> Undo:
     return undo
 
 
+def mark_updates() -> Undo:
+    """Marks where any optimizer's own step begins. Returns a function that ends it."""
+    update = Phase(UPDATE)
+
+    def enter(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        phases.enter(update)
+
+    return register_optimizer_step_pre_hook(enter).remove
+
+
 def mark_steps() -> None:
     """Marks where a training step begins and where its optimizer does, from the next step on."""
+    mark_updates()
 
     def step(_iteration: int, run: Callable[[], Any]) -> Any:
         phases.begin_iteration()
@@ -57,8 +79,10 @@ def mark_steps() -> None:
     compat.wrap_train_step(step, forward_backward)
 
 
-def _mark_chunk(model: nn.Module, stage: int | None) -> list[Any]:
+def _mark_chunk(model: Any) -> list[Any]:
     """Hooks of one GPTModel: parts that this pipeline stage does not have are skipped."""
+    staged = model.config.virtual_pipeline_model_parallel_size is not None
+    stage: int | None = model.vp_stage if staged else None
 
     def begin(_module: nn.Module, _inputs: Any) -> None:
         if torch.is_grad_enabled():
@@ -93,14 +117,12 @@ def _mark_chunk(model: nn.Module, stage: int | None) -> list[Any]:
             handles.append(module.register_forward_pre_hook(on_enter(part, layer)))
             handles.append(module.register_forward_hook(on_exit(part, layer)))
 
-    decoder: Any = model.decoder
     mark(getattr(model, "embedding", None), EMBEDDING)
-    for layer in decoder.layers:
+    for layer in model.decoder.layers:
         if isinstance(layer, TransformerLayer) and not isinstance(layer, MemoTransformerLayer):
             mark(layer, LAYER, layer.layer_number)
     if model.post_process:
-        first_of_head = decoder.final_layernorm or model.output_layer
-        assert isinstance(first_of_head, nn.Module)
+        first_of_head = model.decoder.final_layernorm or model.output_layer
         handles.append(first_of_head.register_forward_pre_hook(on_enter(HEAD)))
         handles.append(model.register_forward_hook(on_exit(HEAD)))
     else:
@@ -112,7 +134,7 @@ def _enters(phase: Phase, _grad: Tensor) -> None:
     phases.enter(phase)
 
 
-def _unwrapped(module: Any) -> nn.Module:
+def _unwrapped(module: Any) -> Any:
     """The GPTModel inside DDP and Float16Module."""
     while hasattr(module, "module"):
         module = module.module

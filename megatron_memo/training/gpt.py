@@ -27,6 +27,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.training import update_seqlen_stats_from_cu_seqlens
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
+from megatron_memo.training.loss_head import device_memory, head_of
 from megatron_memo.training.modelopt import distillation_loss
 
 Batch = dict[str, Any]
@@ -200,7 +201,9 @@ def forward_step(
                 raise ValueError("a schedule plan needs --overlap-moe-expert-parallel-comm")
             output = model.build_schedule_plan(*inputs, **targets)  # type: ignore[operator]
         else:
-            output = model(*inputs, **targets, packed_seq_params=packed)
+            head = head_of(args, device_memory(args))
+            chunked = {} if head is None else {"output_processor": head}
+            output = model(*inputs, **targets, packed_seq_params=packed, **chunked)
     return output, functools.partial(loss_func, batch["loss_mask"], model=model)
 
 

@@ -10,13 +10,16 @@ import os
 import platform as machine
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import megatron_memo
 from megatron_memo import platform
 from megatron_memo.config import MemoConfig
+
+if TYPE_CHECKING:
+    from megatron_memo.training.planned import PlannedSteps
 
 LOSS = "lm loss"
 
@@ -28,10 +31,18 @@ class Recorder:
         path: the file to write.
         memo: the run's settings.
         metered: iteration (from 1) whose activation memory is measured, or None.
+        planned: asked at the end what it did, if the run has a memory plan.
     """
 
-    def __init__(self, path: str, memo: MemoConfig | None, metered: int | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        memo: MemoConfig | None,
+        metered: int | None,
+        planned: PlannedSteps | None = None,
+    ) -> None:
         self._path = path
+        self._planned = planned
         self._memo = memo
         self._metered = metered
         self._iterations: list[dict[str, Any]] = []
@@ -81,6 +92,7 @@ class Recorder:
             "iterations": self._iterations,
             "peak_activation_bytes": self._peak,
             "swap": None if self._memo is None else _swap_stats(),
+            "plan": None if self._planned is None else self._planned.report(),
             "versions": versions(),
             "device": "cpu" if platform.is_active() else torch.cuda.get_device_name(),
         }

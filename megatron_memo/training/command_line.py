@@ -1,0 +1,123 @@
+"""What is done with the command line before Megatron's ``pretrain``: flags, checks, settings.
+
+Shared by the launcher and by a profile, so that both take and refuse the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from megatron_memo import compat
+from megatron_memo.arguments import (
+    add_memo_arguments,
+    memo_config_from_args,
+    plan_settings_from_args,
+)
+from megatron_memo.config import MemoConfig
+from megatron_memo.training.modules import ModuleChoice, choose, layer_spec
+
+# As in upstream's launch script.
+ARGS_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
+
+
+def add_arguments(parser: ArgumentParser) -> ArgumentParser:
+    from megatron_memo.training import modelopt
+
+    parser = modelopt.add_arguments(add_memo_arguments(parser))
+    compat.repair_help(parser)
+    return parser
+
+
+def check_before_start(args: Namespace) -> None:
+    """Check the command line while nothing has been set up yet.
+
+    Raises:
+        ValueError: see ``training.checks``.
+    """
+    from megatron_memo.training.checks import check_files, check_flags
+
+    if args.yaml_cfg is not None:
+        _refuse_memo_flags_with_yaml(args)
+        return
+    memo = memo_config_from_args(args)
+    plan_settings_from_args(args)
+    modules = choose(args, memo)
+    check_flags(args, memo, modules.replace)
+    check_files(args)
+    if modules.replace and args.create_attention_mask_in_dataloader:
+        # It would be s^2 booleans a sample, 16 GiB at 128K tokens.
+        imply(
+            ["--no-create-attention-mask-in-dataloader"],
+            "the attention kernel is causal by itself and reads no s x s mask",
+        )
+
+
+def _refuse_memo_flags_with_yaml(args: Namespace) -> None:
+    memo_flags = [word for word in sys.argv if word.startswith("--memo-")]
+    if memo_flags:
+        raise ValueError(
+            f"--yaml-cfg {args.yaml_cfg}: Megatron then reads nothing else from the command line, "
+            f"so {memo_flags[0]} would have no effect. Give the settings as flags instead."
+        )
+
+
+def imply(flags: list[str], why: str) -> None:
+    """Append flags to the command line, which Megatron parses again; one line says so."""
+    for flag in flags:
+        sys.argv += flag.split()
+    if flags:
+        log(f"{why}: added {' '.join(flags)}")
+
+
+def check_validated(args: Namespace) -> tuple[MemoConfig | None, ModuleChoice]:
+    """Check again what ``--use-checkpoint-args`` or the tokenizer have decided meanwhile.
+
+    Raises:
+        ValueError: see ``training.checks``.
+    """
+    from megatron_memo.training.checks import check_checkpoint, check_flags
+    from megatron_memo.training.loss_head import device_memory, head_of
+
+    memo = memo_config_from_args(args)
+    if args.yaml_cfg is not None:
+        return None, ModuleChoice(False)
+    modules = choose(args, memo)
+    check_flags(args, memo, modules.replace)
+    check_checkpoint(args)
+    head_of(args, device_memory(args))
+    return memo, modules
+
+
+def model_config(args: Namespace, memo: MemoConfig | None, modules: ModuleChoice) -> Any:
+    """Upstream's description of the model, with memo's layers where they are wanted.
+
+    Args:
+        args: validated.
+        memo: None without a swap ratio.
+        modules: whose norm and attention.
+    """
+    from megatron.training.argument_utils import gpt_config_from_args
+
+    from megatron_memo.training import modelopt
+
+    config_class = modelopt.config_class(args)
+    found: Any = (
+        gpt_config_from_args(args)
+        if config_class is None
+        else gpt_config_from_args(args, model_config_cls=config_class)
+    )
+    if modules.replace:
+        found.transformer_layer_spec = layer_spec(memo)
+    return found
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def log(text: str) -> None:
+    if rank() == 0:
+        print(f"megatron_memo: {text}", flush=True)
