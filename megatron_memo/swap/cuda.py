@@ -1,8 +1,10 @@
 """Swap backend for CUDA: two streams, events, host memory registered in place.
 
-Not yet seen on hardware: no GPU was at hand when this was written.
+Seen on a stubbed driver (tests/stub_cuda): order of streams and events, registration, copies. Not
+yet seen on hardware: no GPU was at hand when this was written.
 """
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -13,19 +15,26 @@ from megatron_memo.swap.host import HostBlock
 
 
 class RegisteredBlock(HostBlock):
-    """Host memory page-locked where it lies, so that copies are asynchronous."""
+    """Host memory page-locked where it lies, so that copies are asynchronous.
+
+    It is unlocked when it is closed, and also when it is collected without that, as with an engine
+    that was replaced: the addresses would stay locked, and the next mapping there could not be.
+    """
 
     def __init__(self, nbytes: int):
         super().__init__(nbytes)
-        status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), nbytes, 0)
+        address = self.tensor.data_ptr()
+        status = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)
         if int(status) != 0:
             raise MemoryError(
-                f"CUDA could not page-lock {nbytes} bytes (cudaHostRegister: {status}); check "
-                "`ulimit -l` and the container's memory limit"
+                f"CUDA could not page-lock {nbytes} bytes (cudaHostRegister: error {int(status)}); "
+                "check `ulimit -l` and the container's memory limit"
             )
+        self._unlock = weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, address)
+        self._unlock.atexit = False  # with the process all of it goes
 
     def close(self) -> None:
-        torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
+        self._unlock()
         super().close()
 
 
