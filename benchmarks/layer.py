@@ -30,11 +30,10 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from ranks import peak_of, start_ranks, wait  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from megatron_memo import platform  # noqa: E402
 from megatron_memo.config import MemoConfig  # noqa: E402
-from megatron_memo.profile.storage import StorageMeter  # noqa: E402
 
 FULL_RECOMPUTE = dict(
     recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
@@ -74,13 +73,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("--device cuda: torch sees no CUDA device here. Leave the flag out for the CPU.")
-    if options.device == "cpu" and torch.cuda.is_available():
-        sys.exit("--device cpu: this machine has CUDA, where Megatron uses it. Give --device cuda.")
-    if options.device == "cpu":
-        platform.activate()
-    _start_process_groups(options.device)
+    start_ranks(options.device)
     results = measure(options)
     if dist.get_rank() == 0:
         print(table(results))
@@ -88,22 +81,6 @@ def main() -> None:
         write_csv(path, options, results)
         print(f"written: {path}")
     dist.destroy_process_group()
-
-
-def _start_process_groups(device: str) -> None:
-    defaults = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29577")
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    else:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
-    model_parallel_cuda_manual_seed(1)
 
 
 def measure(options: argparse.Namespace) -> list[Way]:
@@ -141,15 +118,15 @@ def measure(options: argparse.Namespace) -> list[Way]:
         set_engine(None)
         step(way)
         progress.update()
-        way.peak_bytes = _peak_of(lambda way=way: step(way), options.device)
+        way.peak_bytes = peak_of(lambda way=way: step(way), options.device)
         way.host_bytes = int(get_engine().stats()["host_bytes"])
         progress.update()
     for _ in range(options.rounds):
         for way in ways:
-            _wait(options.device)
+            wait(options.device)
             start = time.perf_counter()
             step(way)
-            _wait(options.device)
+            wait(options.device)
             way.seconds.append(time.perf_counter() - start)
             progress.update()
     progress.close()
@@ -199,24 +176,6 @@ def build(options: argparse.Namespace, memo: MemoConfig | None, **other: Any) ->
     layer = memo_spec(get_gpt_layer_local_spec(normalization="RMSNorm"), config, memo)
     spec = TransformerBlockSubmodules(layer_specs=[layer] * options.layers, layer_norm=norm)
     return TransformerBlock(config, spec, post_layer_norm=False).to(options.device).train()
-
-
-def _peak_of(step: Any, device: str) -> int:
-    if device == "cpu":
-        with StorageMeter() as meter:
-            step()
-        return meter.peak_bytes
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    dist.barrier()
 
 
 def table(ways: list[Way]) -> str:

@@ -25,11 +25,11 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from layer import Way, _peak_of, _start_process_groups, _wait, table  # noqa: E402
+from layer import Way, table  # noqa: E402
+from ranks import peak_of, start_ranks, wait  # noqa: E402
 from torch import Tensor  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from megatron_memo import platform  # noqa: E402
 from megatron_memo.training.loss_head import LossHead  # noqa: E402
 
 
@@ -49,13 +49,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("--device cuda: torch sees no CUDA device here. Leave the flag out for the CPU.")
-    if options.device == "cpu" and torch.cuda.is_available():
-        sys.exit("--device cpu: this machine has CUDA, where Megatron uses it. Give --device cuda.")
-    if options.device == "cpu":
-        platform.activate()
-    _start_process_groups(options.device)
+    start_ranks(options.device)
     ways = measure(options)
     if dist.get_rank() == 0:
         print(table(ways))
@@ -98,14 +92,14 @@ def measure(options: argparse.Namespace) -> list[Way]:
         for way in ways:
             step(way)  # lazy buffers
             hidden.grad = layer.weight.grad = None
-            way.peak_bytes = _peak_of(lambda way=way: step(way), options.device)
+            way.peak_bytes = peak_of(lambda way=way: step(way), options.device)
             progress.update(2)
         for _ in range(options.rounds):
             for way in ways:
-                _wait(options.device)
+                wait(options.device)
                 start = time.perf_counter()
                 step(way)
-                _wait(options.device)
+                wait(options.device)
                 way.seconds.append(time.perf_counter() - start)
                 progress.update()
     return ways

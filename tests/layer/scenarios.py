@@ -403,6 +403,19 @@ def fused_wgrad():
             layers.fused_weight_gradient_mlp_cuda = before
 
 
+def _against_stock(dtype, main_grads):
+    """What `main_grads(settings)` gives for memo, against stock's (None)."""
+    stock, answer = main_grads(None), {}
+    for ratio, chunks in ((0.0, 1), (1.0, 1), (0.5, 4)):
+        got = main_grads(memo(ratio, chunks))
+        answer[f"{dtype} {ratio} {chunks}"] = dict(
+            bitwise=all(torch.equal(stock[n], got[n]) for n in stock),
+            nonzero=all(bool(t.abs().sum() > 0) for t in got.values()),
+            error=largest_error(stock, got),
+        )
+    return answer
+
+
 def gradient_accumulation_fusion():
     """main_grad with the fused weight gradient: stock against memo."""
     tp = parallel_state.get_tensor_model_parallel_world_size()
@@ -420,14 +433,7 @@ def gradient_accumulation_fusion():
                 run(built, given)
                 return {n: p.main_grad for n, p in built.named_parameters() if "linear" in n}
 
-            stock = main_grads(None)
-            for ratio, chunks in ((0.0, 1), (1.0, 1), (0.5, 4)):
-                got = main_grads(memo(ratio, chunks))
-                answer[f"{dtype} {ratio} {chunks}"] = dict(
-                    bitwise=all(torch.equal(stock[n], got[n]) for n in stock),
-                    nonzero=all(bool(t.abs().sum() > 0) for t in got.values()),
-                    error=largest_error(stock, got),
-                )
+            answer |= _against_stock(dtype, main_grads)
     return answer
 
 
@@ -450,14 +456,7 @@ def fusion_under_ddp():
                 ddp.finish_grad_sync()
                 return {n: p.main_grad.clone() for n, p in built.named_parameters()}
 
-            stock = main_grads(None)
-            for ratio, chunks in ((0.0, 1), (1.0, 1), (0.5, 4)):
-                got = main_grads(memo(ratio, chunks))
-                answer[f"{dtype} {ratio} {chunks}"] = dict(
-                    bitwise=all(torch.equal(stock[n], got[n]) for n in stock),
-                    nonzero=all(bool(t.abs().sum() > 0) for t in got.values()),
-                    error=largest_error(stock, got),
-                )
+            answer |= _against_stock(dtype, main_grads)
     return answer
 
 
