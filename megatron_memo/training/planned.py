@@ -33,7 +33,7 @@ from megatron_memo.phases import START, Phase
 from megatron_memo.plan.plan_file import Plan, PlanError, write_plan
 from megatron_memo.plan.planner import Search, Source, make_plan
 from megatron_memo.profile import markers
-from megatron_memo.profile.trace import Header
+from megatron_memo.profile.trace import Header, write_trace
 from megatron_memo.sizes import size_words
 
 RECORDED_STEP, FIRST_REPLAYED_STEP, READY_PLAN_STEP = 3, 5, 2
@@ -63,7 +63,7 @@ class Start:
     Attributes:
         identity: of the rank.
         plan: a verified plan for it, or None to make one from the recorded step.
-        save: where a plan made here is kept, or None.
+        save: where a plan made here is kept, with the trace it is of beside it; or None.
     """
 
     identity: Identity
@@ -219,9 +219,14 @@ class PlannedSteps:
             same_ranks=(identity.rank,),
         )
 
+        save = self._start.save
+
         def make() -> Plan:
-            source = Source(f"iteration {iteration}", "", to_trace(raw, names, header))
-            return make_plan([source], SEARCH).plan
+            trace = to_trace(raw, names, header)
+            if save is not None:
+                save.parent.mkdir(parents=True, exist_ok=True)
+                write_trace(save.with_name(trace_name(save.name)), trace)
+            return make_plan([Source(f"iteration {iteration}", "", trace)], SEARCH).plan
 
         return make
 
@@ -262,7 +267,6 @@ class PlannedSteps:
         try:
             self._allocator.load_plan(entries, plan.arena)
             if start.save is not None and plan is not start.plan:
-                start.save.parent.mkdir(parents=True, exist_ok=True)
                 write_plan(start.save, plan)
         except (ValueError, OSError) as refusal:
             return str(refusal)
@@ -305,6 +309,11 @@ class PlannedSteps:
         return number
 
 
+def trace_name(plan_name: str) -> str:
+    """The name of the trace beside a plan."""
+    return plan_name.replace(".plan.jsonl", ".trace.jsonl.gz")
+
+
 class _Planner:
     """Makes a plan on a thread of its own; the solvers' heavy parts leave Python's lock alone."""
 
@@ -318,7 +327,7 @@ class _Planner:
     def _run(self) -> None:
         try:
             self._plan = self._make()
-        except ValueError as error:  # what planner and trace refuse
+        except (ValueError, OSError) as error:  # what planner, trace and disk refuse
             self._error = str(error)
 
     def wait(self) -> tuple[Plan | None, str | None]:
