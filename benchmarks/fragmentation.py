@@ -62,7 +62,7 @@ def main() -> int:
 
 def read(paths: list[Path]) -> Iterator[Source]:
     for path in paths:
-        yield Source(path.name, digest_of(path), read_trace(path))
+        yield Source("/".join(path.parts[-2:]), digest_of(path), read_trace(path))
 
 
 def made_up() -> Iterator[Source]:
