@@ -3,6 +3,7 @@
 
     python benchmarks/fragmentation.py TRACE [TRACE ...] [--time-limit 60] [--csv OUT.csv]
 
+Traces of the paper's models are those of `benchmarks/profile_models.py --traces FOLDER`.
 Every trace is planned by itself and verified. `native` and `expandable` are simulations of the
 caching allocator, with default settings and with expandable segments, over the same requests,
 iteration after iteration until nothing more is reserved. All three are divided by `bound`, the
@@ -52,8 +53,11 @@ def main() -> int:
         print(*(rows[-1][column] for column in COLUMNS), sep="\t", flush=True)
     if args.csv:
         with open(args.csv, "w", newline="") as stream:
-            command = " ".join(["python benchmarks/fragmentation.py", *sys.argv[1:]])
-            stream.write(f"# {command}\n# {os.cpu_count()} cores, {platform.machine()}\n")
+            given = "--made-up" if args.made_up else "TRACE ..."
+            stream.write(
+                f"# python benchmarks/fragmentation.py {given} --time-limit {args.time_limit:g} "
+                f"--workers {args.workers}\n# {os.cpu_count()} cores, {platform.machine()}\n"
+            )
             writer = csv.DictWriter(stream, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
