@@ -1,8 +1,9 @@
 """``megatron-memo COMMAND``: the console script.
 
 A command is a module, registered in ``COMMANDS``, with ``HELP`` (one sentence),
-``add_arguments(parser)`` and ``run(args) -> int`` (the exit status). It imports torch, Megatron
-and the like inside ``run``, so that ``--help`` and every other command stay fast.
+``add_arguments(parser)`` and ``run(args) -> int`` (the exit status). ``UNKNOWN_HINT``, if it has
+one, follows what is said of arguments that it does not know. It imports torch, Megatron and the
+like inside ``run``, so that ``--help`` and every other command stay fast.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        hint = getattr(importlib.import_module(COMMANDS[args.command]), "UNKNOWN_HINT", "")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         return int(args.run(args))
     except ValueError as mistake:

@@ -122,4 +122,6 @@ def _compile(compiler: list[str], recipe: Recipe, target: Path) -> None:
             raise NativeError(f"{compiler[0]} failed: {first[:300]}") from error
         except subprocess.TimeoutExpired as error:
             raise NativeError(f"{compiler[0]} took longer than {BUILD_SECONDS} s") from error
+        if not result.exists():
+            raise NativeError(f"{compiler[0]} wrote no library and said nothing; is it a compiler?")
         os.replace(result, target)

@@ -54,7 +54,8 @@ class Stats:
         miss_occupied: the entry's bytes were still in use.
         miss_thread: from a thread that pushed no marker; never matched, as are the next two.
         miss_small: below the size filter.
-        outside: between iterations, or before an iteration's first marker.
+        outside: between iterations, before an iteration's first marker, or inside a collective that
+            asks for memory of its own (gloo's, see `platform.gloo_memory`).
         hit_bytes, miss_bytes: of hits; of miss_unknown and miss_occupied.
         native_mallocs, native_bytes: requests at or above the filter that the native allocator
             served, in any mode and by any thread.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+UNKNOWN_HINT = " (the training run's flags go after --)"
 HELP = "Trace every request for memory of a training run's iteration, on a machine without a GPU."
 
 DEVICES = ("cuda", "cpu")

@@ -92,9 +92,6 @@ def fingerprint(args: Any, memo: MemoConfig | None, rank: dict[str, Any]) -> Fin
         for name, value in dataclasses.asdict(memo).items():
             if name != "sync":
                 found[f"memo {name}"] = value
-        head = head_of(args, device_memory(args))
-        if head is not None:
-            found["memo loss_chunks"] = head.chunks
     head = head_of(args, device_memory(args))
     if head is not None:
         found["loss chunks"] = head.chunks

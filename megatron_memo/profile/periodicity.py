@@ -5,9 +5,9 @@ in which later pass of its own, or how many layers later. Layers may differ for 
 place in the model explains: the first ones have nobody before them, the last ones turn from
 forward to backward, and the resident ones keep what they make; so may the first and last
 micro-batches. Where a pipeline stage takes up micro-batches before it is through with others, the
-schedule decides in which pass of another one a block that outlives its own is given back, so only
-that it does is compared. Anything else is a fault of the layer or of the trace, and is told with
-the first request that differs.
+schedule decides what is in flight: there only passes of one virtual stage are compared that have
+the same passes around them, and of a block that outlives its pass only that it does. Anything else
+is a fault of the layer or of the trace, and is told with the first request that differs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ Key = tuple[int | None, int, int, str]  # stage, layer, micro-batch, direction o
 
 # Layers in flight: so many at either end of a model chunk have no neighbour that the others have.
 ENDS = 2
+# Passes before and after one that decide what is in flight during it: two layers forward, and two
+# more until those are retired.
+AROUND = 4
 
 
 class Request(NamedTuple):
@@ -208,18 +211,33 @@ def _check(passes: Sequence[Pass], resident: frozenset[int]) -> None:
         bounds[one.stage] = min(low, one.layer), max(high, one.layer)
         batches[one.stage] = max(batches.get(one.stage, 0), one.micro_batch)
     models: dict[tuple, Pass] = {}
-    if _interleaved(passes):
+    mixed = _interleaved(passes)
+    if mixed:
         passes = [replace(p, requests=tuple(map(_roughly, p.requests))) for p in passes]
-    for one in passes:
+    for number, one in enumerate(passes):
         low, high = bounds[one.stage]
         # A layer's neighbours decide what it meets at its ends; so do theirs, where they swap.
         from_start = min(one.layer - low, ENDS)
         from_end = min(high - one.layer, ENDS)
         near = tuple(layer in resident for layer in range(one.layer - ENDS, one.layer + ENDS + 1))
-        batch = min(one.micro_batch, ENDS), min(batches[one.stage] - one.micro_batch, ENDS)
+        batch: tuple = min(one.micro_batch, ENDS), min(batches[one.stage] - one.micro_batch, ENDS)
+        if mixed:
+            batch = one.stage, *_around(passes, number)
         model = models.setdefault((from_start, from_end, near, batch, one.direction), one)
         if model.requests != one.requests:
             raise PeriodicityError(_first_difference(model, one))
+
+
+def _around(passes: Sequence[Pass], number: int) -> Iterator[tuple | None]:
+    """What runs before and after a pass, seen from it."""
+    one = passes[number]
+    for k in range(number - AROUND, number + AROUND + 1):
+        if not 0 <= k < len(passes):
+            yield None
+            continue
+        other = passes[k]
+        same = other.micro_batch == one.micro_batch, other.stage == one.stage
+        yield other.direction, other.layer - one.layer, *same
 
 
 def _interleaved(passes: Sequence[Pass]) -> bool:

@@ -32,6 +32,7 @@ from typing import IO, Any, NamedTuple
 from megatron_memo.phases import FORWARD, LAYER, START, Phase
 
 FORMAT, VERSION = "megatron-memo trace", 1
+DEVICES = ("cuda", "cpu")
 LARGEST_SIZE = 2**53  # what JSON readers and the solvers hold exactly
 
 
@@ -186,12 +187,11 @@ def check(trace: Trace) -> None:
     id used twice, a phase that is not declared.
     """
     seen: dict[int, bool] = {}  # id -> given back
-    if trace.header.rounding < 1:
-        raise TraceError(f"rounding {trace.header.rounding} makes no sense, it is at least 1")
+    _check_header(trace.header)
     for block in trace.held:
         _check_new(block, "held block", seen)
     if not trace.phases or trace.phases[0] != START:
-        raise TraceError(f"the first phase must be {START!r}, in which a window begins")
+        raise TraceError(f"the first phase must be '{START}', in which a window begins")
     requests = 0
     for time, event in enumerate(trace.events):
         if isinstance(event, Malloc):
@@ -207,6 +207,15 @@ def check(trace: Trace) -> None:
             raise TraceError(f"event {time}: phase {event.phase} is not declared")
     if not requests:
         raise TraceError("the trace is empty: it has no request for memory")
+
+
+def _check_header(header: Header) -> None:
+    if header.rounding < 1:
+        raise TraceError(f"rounding {header.rounding} makes no sense, it is at least 1")
+    if header.device not in DEVICES:
+        raise TraceError(f"device {header.device!r} is none of {', '.join(DEVICES)}")
+    if not 0 <= header.rank < header.world_size:
+        raise TraceError(f"rank {header.rank} is none of {header.world_size} ranks")
 
 
 def _check_new(request: Malloc, where: str, seen: dict[int, bool]) -> None:

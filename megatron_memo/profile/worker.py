@@ -40,11 +40,15 @@ def main() -> int:
 
         try:
             outcome = _profile(words, asked, say)
-        except ValueError as mistake:
+        except (ValueError, _Unwritable) as mistake:
             say(error=str(mistake))
             return EXIT_MISTAKE
         say(done={**outcome, "seconds": time.perf_counter() - began})
     return 0
+
+
+class _Unwritable(Exception):
+    """The trace can't be written; one line that says why."""
 
 
 def _profile(words: list[str], asked: argparse.Namespace, say: Any) -> dict[str, Any]:
@@ -62,7 +66,10 @@ def _profile(words: list[str], asked: argparse.Namespace, say: Any) -> dict[str,
     if found.again is not None:
         layer_kinds(found.again, found.resident)
         check_same(found.trace, found.again)
-    write_trace(Path(asked.out), found.trace)
+    try:
+        write_trace(Path(asked.out), found.trace)
+    except OSError as error:
+        raise _Unwritable(f"{asked.out}: {error.strerror or error}") from error
     place = found.place
     return {
         "alike": place.alike,

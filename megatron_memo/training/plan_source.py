@@ -57,7 +57,10 @@ def unsuitable(plan: Plan, identity: Identity) -> list[str]:
     """Why the plan is not of this rank and these settings, in words; empty if it is."""
     reasons = []
     if plan.device != identity.device:
-        reasons.append(f"it is for the device {plan.device}, here is {identity.device}")
+        reasons.append(
+            f"it is for the device {plan.device}, here is {identity.device} (`megatron-memo "
+            f"profile --device {identity.device}`)"
+        )
     if plan.world_size != identity.world_size:
         reasons.append(f"it is for {plan.world_size} ranks, here are {identity.world_size}")
     elif identity.rank not in (plan.rank, *plan.same_ranks):

@@ -110,6 +110,7 @@ class PlannedSteps:
         self._numbers: dict[Phase, int] = {}
         self._rows: list[dict[str, Any]] = []
         self._undo: list[Callable[[], None]] = []
+        self._told = (0, 0)  # misses in the last interval
         self.replaying = False
 
     # ---- what the training loop is wrapped in
@@ -288,12 +289,15 @@ class PlannedSteps:
                 "arena peak bytes": max(row["arena_peak"] for row in rows),
             },
         )
-        if wanted != total["hits"]:
+        missed = total["miss_unknown"], total["miss_occupied"]
+        if missed != self._told and wanted != total["hits"]:
             self._log(
                 f"memory plan: {total['hits']} of {wanted} requests were served at their "
                 f"addresses; {total['miss_unknown']} are not in the plan, the place of "
-                f"{total['miss_occupied']} was in use. The native allocator served these."
+                f"{total['miss_occupied']} was in use. The native allocator served these. (Said "
+                "again only when the numbers change.)"
             )
+        self._told = missed
 
     # ---- markers
 

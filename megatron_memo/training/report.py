@@ -55,12 +55,12 @@ class Recorder:
         result = run()
         _synchronize()
         seconds = time.perf_counter() - start
-        loss = result[0].get(LOSS)
+        loss = _loss_of_last_stage(result[0].get(LOSS))
         self._iterations.append(
             {
                 "iteration": iteration,
                 "seconds": seconds,
-                "lm_loss": None if loss is None else float(loss),
+                "lm_loss": loss,
                 "metered": iteration == self._metered,
             }
         )
@@ -135,6 +135,22 @@ def _peak_memory() -> Iterator[Callable[[], int]]:
         torch.cuda.reset_peak_memory_stats()
         start = torch.cuda.memory_allocated()
         yield lambda: torch.cuda.max_memory_allocated() - start
+
+
+def _loss_of_last_stage(loss: Any) -> float | None:
+    """The exact loss, which only the last pipeline stage has, on every rank of the pipeline."""
+    from megatron.core import parallel_state
+
+    value = None if loss is None else float(loss)
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return value
+    told = [value]
+    torch.distributed.broadcast_object_list(
+        told,
+        src=parallel_state.get_pipeline_model_parallel_last_rank(),
+        group=parallel_state.get_pipeline_model_parallel_group(),
+    )
+    return told[0]
 
 
 def _largest_of_all_ranks(value: int) -> int:

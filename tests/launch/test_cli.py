@@ -28,6 +28,13 @@ def test_unknown_command_exits_with_status_2(capsys):
     assert "nonsense" in capsys.readouterr().err
 
 
+def test_a_profile_without_the_dashes_says_where_megatrons_flags_go(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["profile", "--num-layers", "4"])
+    assert end.value.code == 2
+    assert "--num-layers (the training run's flags go after --)" in capsys.readouterr().err
+
+
 def test_mistake_of_a_command_is_a_sentence_and_status_2(monkeypatch, capsys):
     def mistaken(args):
         raise ValueError("--flag 1: must be 2. Give 2.")

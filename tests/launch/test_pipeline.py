@@ -43,6 +43,7 @@ def test_one_chunk_is_bitwise_stock_with_micro_batches_in_flight(
     )
     expected = stock(schedule)
     assert list(memo.losses) == list(range(1, STEPS + 1))
+    assert all(loss > 0 for loss in memo.losses.values())
     assert memo.losses == expected.losses
     assert memo.logged == expected.logged
     assert memo.validation == expected.validation

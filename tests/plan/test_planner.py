@@ -176,7 +176,7 @@ def test_several_windows_share_one_arena_of_the_largest():
         assert verify_against(both, trace, f"t{k}") == f"t{k}"
 
 
-@pytest.mark.parametrize("change", [dict(rank=1), dict(device="cpu"), dict(rounding=64)])
+@pytest.mark.parametrize("change", [dict(world_size=2), dict(device="cpu"), dict(rounding=64)])
 def test_traces_of_different_processes_are_refused_together(change):
     trace = training(Shape(2))
     other = dataclasses.replace(trace, header=dataclasses.replace(trace.header, **change))

@@ -95,3 +95,11 @@ def test_mistakes_in_the_flags_are_megatrons_or_ours_in_one_line(profile, flags)
         status, said = profile("--", *flags["gpt-stock"], *change)
         assert status == 2 and part in said and "Traceback" not in said, said
         assert said.count("\n") == 1, said
+
+
+def test_a_middle_stage_with_more_micro_batches_than_stages_is_found_regular(profile, flags):
+    """Its first micro-batches meet others in flight, its last ones do not."""
+    layout = "--pipeline-model-parallel-size 4 --num-layers 12 --global-batch-size 8"
+    status, said = profile("--rank", "1", "--", *flags["gpt-memo"], *layout.split())
+    assert status == 0, said
+    assert "rank 1 of 4 (stage 1)" in said

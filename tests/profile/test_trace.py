@@ -396,3 +396,12 @@ def test_damaged_gzip_is_refused(tmp_path):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
         with pytest.raises(TraceError):
             read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "change", [dict(device="tpu"), dict(rank=-1), dict(rank=2, world_size=2), dict(rounding=0)]
+)
+def test_a_header_that_cannot_be_is_refused(change):
+    header = Header("profile", **change)
+    with pytest.raises(TraceError, match=str(next(iter(change)))):
+        Trace(header, (START,), (Malloc(1, 64, 0, "x"),))
