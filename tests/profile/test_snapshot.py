@@ -31,7 +31,7 @@ def _load_writer():
 writer = _load_writer()
 Recorder, dump = writer.Recorder, writer.dump
 
-STEP = ("/work/train.py", 30, "train_step")
+STEP = ("/home/me/train.py", 30, "train_step")
 LINEAR = ("/env/torch/nn/modules/linear.py", 134, "forward")
 LAYERS = 4
 
