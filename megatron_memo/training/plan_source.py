@@ -76,7 +76,8 @@ def unsuitable(plan: Plan, identity: Identity) -> list[str]:
 def _of_rank(path: Path, identity: Identity) -> Plan:
     if not path.is_dir():
         return load_plan(path)
-    files = sorted(path.glob(f"*{SUFFIX}"))
+    own = f"rank-{identity.rank}{SUFFIX}", f"rank{identity.rank:05d}{SUFFIX}"
+    files = sorted(path.glob(f"*{SUFFIX}"), key=lambda file: (file.name not in own, file.name))
     if not files:
         raise PlanError(f"{path}: the folder holds no plan (*{SUFFIX})")
     for file in files:

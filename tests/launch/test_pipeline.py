@@ -18,13 +18,7 @@ PIPELINE = [
 INTERLEAVED = [*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "1"]
 SCHEDULES = {"in turn": PIPELINE, "interleaved": INTERLEAVED}
 # Bitwise stock: one chunk. Resident layers are the model's last, so on the last stage only.
-CASES = [
-    ("in turn", "1", "0"),
-    ("in turn", "0", "0"),
-    ("in turn", "1", "1"),
-    ("interleaved", "1", "0"),
-    ("interleaved", "0", "0"),
-]
+CASES = [("in turn", "1", "1"), ("interleaved", "0", "0")]
 
 
 @pytest.fixture(scope="module")
