@@ -37,7 +37,8 @@ check() {
 }
 check ruff "$MEMO_VENV_PYTHON" -m ruff check .
 check mypy "$MEMO_VENV_PYTHON" -m mypy
-check pytest "$MEMO_VENV_PYTHON" -m pytest --numprocesses 2 --dist loadgroup "$@"
+# Two processes; a file's tests stay in one, as they share fixtures that start training runs.
+check pytest "$MEMO_VENV_PYTHON" -m pytest --numprocesses 2 --dist loadfile "$@"
 
 if ((failed)); then
     echo "test.sh: failed after $((SECONDS / 60)) min $((SECONDS % 60)) s: $summary"

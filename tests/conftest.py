@@ -20,22 +20,8 @@ if not HAS_CUDA:
     platform.activate()
 
 
-# Folders whose tests share what a process computes once.
-ONE_PROCESS = ("layer",)
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Skip tests marked `gpu` where torch sees no CUDA device, and say that this is why.
-
-    Where pytest-xdist runs tests in several processes, a file's tests stay in one of them: they
-    share fixtures that start training runs.
-    """
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            folder = item.path.parent.name
-            group = folder if folder in ONE_PROCESS else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(group))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where torch sees no CUDA device, and say that this is why."""
     if HAS_CUDA:
         return
     skip = pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False here")

@@ -214,8 +214,8 @@ def _check_header(header: Header) -> None:
         raise TraceError(f"rounding {header.rounding} makes no sense, it is at least 1")
     if header.device not in DEVICES:
         raise TraceError(f"device {header.device!r} is none of {', '.join(DEVICES)}")
-    if not 0 <= header.rank < header.world_size:
-        raise TraceError(f"rank {header.rank} is none of {header.world_size} ranks")
+    if header.rank < 0 or header.world_size < 1:
+        raise TraceError(f"rank {header.rank} of {header.world_size} ranks makes no sense")
 
 
 def _check_new(request: Malloc, where: str, seen: dict[int, bool]) -> None:

@@ -399,9 +399,9 @@ def test_damaged_gzip_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [dict(device="tpu"), dict(rank=-1), dict(rank=2, world_size=2), dict(rounding=0)]
+    "change", [dict(device="tpu"), dict(rank=-1), dict(world_size=0), dict(rounding=0)]
 )
 def test_a_header_that_cannot_be_is_refused(change):
     header = Header("profile", **change)
-    with pytest.raises(TraceError, match=str(next(iter(change)))):
+    with pytest.raises(TraceError, match=r"makes no sense|is none of"):
         Trace(header, (START,), (Malloc(1, 64, 0, "x"),))
