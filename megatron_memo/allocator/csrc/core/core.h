@@ -174,8 +174,8 @@ class Core {
     return arena_.at(offset);
   }
 
-  // How long a request may wait for bytes that another thread is about to free, and how long all
-  // requests of an iteration together. 0: not at all, for devices whose frees are ordered.
+  // How long a request may wait for bytes that another thread is about to free, and how long
+  // those of an iteration together may wait in vain. 0: not at all, for devices whose frees are ordered.
   void set_patience(std::chrono::microseconds request, std::chrono::microseconds iteration) {
     Guard guard(lock_);
     patience_ = request;
@@ -333,8 +333,7 @@ class Core {
       guard.lock();
       free = arena_.is_free(offset, length);
     }
-    patience_left_ -= std::min(
-        patience_left_, std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start));
+    if (!free) patience_left_ -= std::min(patience_left_, limit);  // it is held, not late
     return free;
   }
   void* missed(uint64_t& reason, uint64_t size) {

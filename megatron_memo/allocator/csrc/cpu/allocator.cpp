@@ -26,7 +26,7 @@
 namespace {
 
 // Late frees come within microseconds, or milliseconds where threads outnumber cores.
-constexpr std::chrono::milliseconds kPatience{20}, kIterationPatience{200};
+constexpr std::chrono::milliseconds kPatience{200}, kIterationPatience{200};
 
 // Leaked on purpose: blocks are freed until the very end of the process.
 memo::Core& core() {
