@@ -188,11 +188,7 @@ def plan_settings_from_args(args: argparse.Namespace) -> PlanSettings:
     Raises:
         ValueError: the budget is no size, or the plan's file is not there.
     """
-    text = getattr(args, "memo_device_budget", None)
-    try:
-        budget = None if text is None else parse_size(text)
-    except ValueError as reason:
-        raise ValueError(f"--memo-device-budget {text}: {reason}.") from None
+    budget = device_budget_from_args(args)
     plan = getattr(args, "memo_plan", "off")
     if plan not in ("auto", "off") and not os.path.exists(plan):
         raise ValueError(
@@ -200,6 +196,19 @@ def plan_settings_from_args(args: argparse.Namespace) -> PlanSettings:
             "plan` wrote."
         )
     return PlanSettings(plan, budget)
+
+
+def device_budget_from_args(args: argparse.Namespace) -> int | None:
+    """Bytes of ``--memo-device-budget``; None where it is not given.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    text = getattr(args, "memo_device_budget", None)
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as reason:
+        raise ValueError(f"--memo-device-budget {text}: {reason}.") from None
 
 
 def measured_iteration(args: argparse.Namespace) -> int | None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import native
 
@@ -75,32 +76,28 @@ def terminate_as_interrupt() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread, where signals don't arrive anyway
+    with _handling({signal.SIGTERM: interrupt}):
         yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C and SIGTERM have no effect in the body, which takes seconds at most."""
+    with _handling({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
     try:
-        before = [
-            (number, signal.signal(number, signal.SIG_IGN))
-            for number in (signal.SIGINT, signal.SIGTERM)
-        ]
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     except ValueError:  # not in the main thread, where signals don't arrive anyway
         yield
         return
     try:
         yield
     finally:
-        for number, handler in before:
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

@@ -71,12 +71,14 @@ def mark_steps() -> None:
         phases.begin_iteration()
         return run()
 
-    def forward_backward(_iteration: int, run: Callable[[], Any]) -> Any:
-        result = run()
-        phases.enter(Phase(OPTIMIZER))
-        return result
-
     compat.wrap_train_step(step, forward_backward)
+
+
+def forward_backward(_iteration: int, run: Callable[[], Any]) -> Any:
+    """Runs a step's forward and backward, and marks that the optimizer's part begins after it."""
+    result = run()
+    phases.enter(Phase(OPTIMIZER))
+    return result
 
 
 def _mark_chunk(model: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_memo.arguments import plan_settings_from_args
+from megatron_memo.arguments import device_budget_from_args
 from megatron_memo.layer.rows import Rows
 from megatron_memo.ops.loss import chunked_loss
 
@@ -130,7 +130,7 @@ def head_of(args: Any, device_bytes: int | None) -> LossHead | None:
 
 def device_memory(args: Any) -> int:
     """Memory that the model may have on this rank: `--memo-device-budget`, or the device's."""
-    budget = plan_settings_from_args(args).budget
+    budget = device_budget_from_args(args)
     if budget is not None:
         return budget
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)

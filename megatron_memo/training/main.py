@@ -125,7 +125,9 @@ def _pretrain(
 
     listening: Any = nullcontext()
     if planned is not None:
-        compat.wrap_train_step(planned.step, planned.forward_backward, first=planned.begin)
+        from megatron_memo.profile.markers import forward_backward
+
+        compat.wrap_train_step(planned.step, forward_backward, first=planned.begin)
         listening = planned.listening()
     recorder = None
     if getattr(args, "memo_report", None) is not None:

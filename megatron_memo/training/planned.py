@@ -72,7 +72,8 @@ class Start:
 
 
 class PlannedSteps:
-    """Records, plans and replays training steps through ``compat.wrap_train_step``.
+    """Records, plans and replays training steps; `step` and `begin` go to `compat.wrap_train_step`,
+    with `markers.forward_backward`.
 
     Args:
         allocator: of this process.
@@ -160,12 +161,6 @@ class PlannedSteps:
         finally:
             self._allocator.end_iteration()
         self._after_step(iteration)
-        return result
-
-    def forward_backward(self, _iteration: int, run: Callable[[], Any]) -> Any:
-        """Marks where the optimizer's part begins."""
-        result = run()
-        phases.enter(Phase(phases.OPTIMIZER))
         return result
 
     def report(self) -> dict[str, Any]:
