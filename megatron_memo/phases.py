@@ -63,7 +63,7 @@ START = Phase(OTHER)  # what an iteration is in before anything said otherwise
 
 Listener = Callable[[Phase], None]
 
-_listener: Listener | None = None
+_listeners: tuple[Listener, ...] = ()
 _current = START
 _micro_batches: dict[int | None, int] = {}
 
@@ -71,9 +71,10 @@ _micro_batches: dict[int | None, int] = {}
 def enter(phase: Phase) -> None:
     """The process is in `phase` from here on; saying so again changes nothing."""
     global _current
-    if _listener is not None and phase != _current:
+    if _listeners and phase != _current:
         _current = phase
-        _listener(phase)
+        for listener in _listeners:
+            listener(phase)
 
 
 @contextmanager
@@ -89,19 +90,18 @@ def interrupted_by(part: str) -> Iterator[None]:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Calls `listener(phase)` whenever the phase changes inside the body, which begins in START.
+    """Calls `listener(phase)` whenever the phase changes inside the body.
 
-    Raises:
-        RuntimeError: somebody listens already; two would each see half a picture.
+    The body begins in START; in the phase that others hear already if there are any.
     """
-    global _listener, _current
-    if _listener is not None:
-        raise RuntimeError("the phase markers have a listener already")
-    _listener, _current = listener, START
+    global _listeners, _current
+    if not _listeners:
+        _current = START
+    _listeners = (*_listeners, listener)
     try:
         yield
     finally:
-        _listener = None
+        _listeners = tuple(other for other in _listeners if other is not listener)
 
 
 def begin_iteration() -> None:
