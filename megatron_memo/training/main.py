@@ -42,6 +42,7 @@ from megatron_memo.training.user_error import exit_with  # noqa: E402
 
 if TYPE_CHECKING:
     from megatron_memo.training.planned import PlannedSteps
+    from megatron_memo.training.traffic import Traffic
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -111,6 +112,7 @@ def _pretrain(
     from megatron_memo.training.gpt import embedding_ranks, forward_step
     from megatron_memo.training.loss_head import device_memory, head_of
     from megatron_memo.training.report import Recorder
+    from megatron_memo.training.traffic import NothingSwapped
 
     pretrain, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     modelopt.enable(args)
@@ -129,6 +131,9 @@ def _pretrain(
 
         compat.wrap_train_step(planned.step, forward_backward, first=planned.begin)
         listening = planned.listening()
+    if memo is not None:
+        traffic = _traffic(args)
+        compat.wrap_train_step(traffic.step, lambda _iteration, run: run(), first=traffic.begin)
     recorder = None
     if getattr(args, "memo_report", None) is not None:
         recorder = Recorder(args.memo_report, memo, measured_iteration(args), planned)
@@ -143,7 +148,7 @@ def _pretrain(
                 store=store,
                 get_embedding_ranks=embedding_ranks,
             )
-    except PlanError as refusal:
+    except (PlanError, NothingSwapped) as refusal:
         exit_with(str(refusal))
     except SystemExit as end:
         # How Megatron ends early when asked to (--exit-interval, a signal): as good an end.
@@ -152,3 +157,19 @@ def _pretrain(
         raise
     if recorder is not None:
         recorder.write()
+
+
+def _traffic(args: Namespace) -> Traffic:
+    from megatron_memo.swap.engine import get_engine
+    from megatron_memo.training import telling
+    from megatron_memo.training.traffic import Traffic
+
+    return Traffic(
+        lambda: get_engine().stats(),
+        clock=time.perf_counter,
+        gather=telling.gather,
+        log=log,
+        write=telling.write,
+        time=telling.time,
+        interval=args.log_interval,
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_memo import platform
 from megatron_memo.config import MemoConfig, PlanSettings
+from megatron_memo.training import telling
 
 if TYPE_CHECKING:
     from megatron_memo.training.planned import Log, PlannedSteps, Start
@@ -52,9 +53,9 @@ def planned_steps(
         allocator,
         starting,
         budget=settings.budget,
-        gather=_gather,
+        gather=telling.gather,
         log=log,
-        write=_write,
+        write=telling.write,
         interval=args.log_interval,
     )
 
@@ -84,25 +85,3 @@ def _start(
             log(f"the saved memory plan is made anew: {why_not}")
     save = None if args.save is None else saved_path(Path(args.save), identity)
     return Start(identity, plan, save)
-
-
-def _gather(answer: Any) -> list[Any]:
-    """What each rank answers, in rank order."""
-    import torch.distributed as dist
-
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, answer)
-    return answers
-
-
-def _write(iteration: int, scalars: dict[str, float]) -> None:
-    """To TensorBoard and W&B, where Megatron has set them up (on its last rank)."""
-    from megatron.training import get_tensorboard_writer, get_wandb_writer
-
-    named = {f"memo/{name}": value for name, value in scalars.items()}
-    board, wandb = get_tensorboard_writer(), get_wandb_writer()
-    if board is not None:
-        for name, value in named.items():
-            board.add_scalar(name, value, iteration)
-    if wandb is not None:
-        wandb.log(named, iteration)
