@@ -180,6 +180,8 @@ def install() -> None:
     marks: dict[str, Callable[..., Any]] = {
         "range_push": _returns(None),
         "range_pop": _returns(None),
+        "range_start": _returns(None),
+        "range_end": _returns(None),
         "mark": _returns(None),
         "range": StreamContext,
     }

@@ -111,6 +111,7 @@ def _pretrain(
     from megatron_memo.training.datasets import train_valid_test_datasets_provider
     from megatron_memo.training.gpt import embedding_ranks, forward_step
     from megatron_memo.training.loss_head import device_memory, head_of
+    from megatron_memo.training.ranges import nvtx_ranges
     from megatron_memo.training.report import Recorder
     from megatron_memo.training.traffic import NothingSwapped
 
@@ -134,6 +135,9 @@ def _pretrain(
     if memo is not None:
         traffic = _traffic(args)
         compat.wrap_train_step(traffic.step, lambda _iteration, run: run(), first=traffic.begin)
+        ranges = nvtx_ranges(args)
+        if ranges is not None:
+            compat.wrap_train_step(ranges.step, lambda _iteration, run: run())
     recorder = None
     if getattr(args, "memo_report", None) is not None:
         recorder = Recorder(args.memo_report, memo, measured_iteration(args), planned)
