@@ -30,8 +30,16 @@ TOGETHER = {
         "markers",
         "protocol_mutations",
         "forced_delays",
+        "footprints",
     ),
-    2: ("batch_of_two", "flops", "evaluation", "gradient_accumulation_fusion", "state_dicts"),
+    2: (
+        "batch_of_two",
+        "flops",
+        "evaluation",
+        "gradient_accumulation_fusion",
+        "state_dicts",
+        "footprints",
+    ),
 }
 
 

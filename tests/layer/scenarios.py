@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import adversary
 import torch
 from harness import (
+    HEADS,
     HIDDEN,
     block,
     config,
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron_memo import phases
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.chunks import plan_chunks
+from megatron_memo.layer.footprint import LayerShape, host_bytes, moved_bytes
 from megatron_memo.profile.storage import StorageMeter
 from megatron_memo.swap.cpu import HostThreadBackend
 from megatron_memo.swap.engine import SwapEngine, get_engine
@@ -458,6 +460,68 @@ def fusion_under_ddp():
 
             answer |= _against_stock(dtype, main_grads)
     return answer
+
+
+# Style, what differs from the harness's layer, and micro-batch size.
+FOOTPRINT_LAYERS = (
+    ("gpt", dict(dropout=0.1), 1),
+    ("gpt", dict(dtype=torch.bfloat16, dropout=0.1), 2),
+    ("gpt", dict(bias_activation_fusion=True, bias_dropout_fusion=True), 1),
+    ("gpt", dict(sequence_parallel=False), 1),
+    ("gpt", dict(qk_layernorm=True), 1),
+    ("llama", dict(), 2),
+    ("llama", dict(dropout=0.1, bias_activation_fusion=True), 1),
+    ("llama", dict(dtype=torch.bfloat16, dropout=0.1), 1),
+    ("llama", dict(sequence_parallel=False), 1),
+    ("llama", dict(qk_layernorm=True), 1),
+    ("llama", dict(qk_layernorm=True, num_query_groups=HEADS), 1),
+    ("llama", dict(qk_layernorm=True, dtype=torch.bfloat16), 1),
+)
+
+
+def footprints():
+    """Bytes moved and held as the engine counted them, and as the model's shape tells."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    rows = []
+    for style, other, batch in FOOTPRINT_LAYERS:
+        cfg = config(style, layers=1, **other)
+        shared_by = tp if cfg.sequence_parallel else 1
+        tokens = ODD_SEQUENCE * shared_by
+        given = data(cfg, ODD_SEQUENCE * tp, batch=batch)
+        given.rope = None if given.rope is None else given.rope[:tokens]
+        llama = style == "llama"
+        shape = LayerShape(
+            tokens=tokens,
+            shared_by=shared_by,
+            batch=batch,
+            hidden=HIDDEN,
+            ffn=cfg.ffn_hidden_size // tp,
+            heads=HEADS // tp,
+            groups=cfg.num_query_groups // tp,
+            head_dim=HIDDEN // HEADS,
+            itemsize=cfg.params_dtype.itemsize,
+            rms_norm=llama,
+            qk_norm=cfg.qk_layernorm,
+            rotary_dim=HIDDEN // HEADS if llama else 0,
+            gated=llama,
+            fused_activation=cfg.bias_activation_fusion,
+            dropout=cfg.hidden_dropout > 0,
+            on_cuda=False,
+        )
+        built = block(cfg, memo(0.5, 1))
+        for ratio, chunks, smallest in ((0.0, 2, 0), (0.4, 4, 2000), (1.0, 1, 0), (1.0, 3, 2000)):
+            settings = memo(ratio, chunks, min_swap_bytes=smallest)
+            fresh_engine()
+            run(with_settings(built, settings), given)
+            stats = get_engine().stats()
+            rows.append(
+                dict(
+                    case=f"{style} {other} {settings}",
+                    counted=[stats["d2h_bytes"], stats["host_bytes"]],
+                    told=[moved_bytes(shape, settings), host_bytes(shape, settings)],
+                )
+            )
+    return rows
 
 
 def state_dicts():
