@@ -19,6 +19,7 @@ _NEED_RATIO: dict[str, Any] = {
     "memo_chunks": None,
     "memo_resident_layers": None,
     "memo_loss_chunks": None,
+    "memo_host_budget": None,
     "memo_sync": False,
     "memo_poison": False,
 }
@@ -56,6 +57,15 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         help="The last N layers keep their activations on the device, because backward needs them "
         f"at once. The default is {DEFAULT_RESIDENT_LAYERS}, as in the MEMO paper; 0 saves the "
         "most memory.",
+    )
+    group.add_argument(
+        "--memo-host-budget",
+        metavar="auto|SIZE",
+        help="Host memory of each node that the moved activations of all its ranks may take, "
+        "such as 1.5TiB. 'auto', the default, is what the tightest limit leaves (control groups, "
+        "Slurm, the machine), less what an offloaded optimizer, checkpoints and data loading "
+        "take and some head-room; a log line says which limit it was. A run that needs more is "
+        "refused at its start.",
     )
     group.add_argument(
         "--memo-modules",

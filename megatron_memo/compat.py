@@ -327,6 +327,22 @@ def rank_kind(chunks: list[torch.nn.Module]) -> dict[str, Any]:
     }
 
 
+def parameters_of_fullest_rank(args: argparse.Namespace) -> int:
+    """Parameters on the rank that holds most of them, before anything is built.
+
+    Touches ``megatron.training.theoretical_memory_usage.compute_weight_and_optimizer_memory``
+    (0.19), which tells bytes, 18 a parameter where no optimizer is shared, and writes into its
+    arguments. Can go when upstream tells the number.
+
+    Args:
+        args: validated.
+    """
+    from megatron.training.theoretical_memory_usage import compute_weight_and_optimizer_memory
+
+    asked = argparse.Namespace(**{**vars(args), "use_distributed_optimizer": False})
+    return round(compute_weight_and_optimizer_memory(asked) / 18)
+
+
 def share_name(share: tuple[Any, ...]) -> str:
     """A short name of what `optimizer_shares` tells of one rank; the same for the same share."""
     return hashlib.sha256(repr(share).encode()).hexdigest()[:12] if share else "all"

@@ -17,6 +17,17 @@ DEFAULT_RESIDENT_LAYERS = 2
 
 
 @dataclass(frozen=True)
+class HostSettings:
+    """Where swapped activations go, on one rank.
+
+    Attributes:
+        budget: bytes of host memory; None for no limit.
+    """
+
+    budget: int | None = None
+
+
+@dataclass(frozen=True)
 class MemoConfig:
     """Token-wise swap and recompute of one training run (MEMO, section 4.1).
 
@@ -31,6 +42,7 @@ class MemoConfig:
             read of released memory visible in the loss).
         min_swap_bytes: storages smaller than this stay on the device; moving them costs more
             than it frees.
+        host: what holds them meanwhile; worked out once the model is known.
     """
 
     swap_ratio: float
@@ -39,6 +51,7 @@ class MemoConfig:
     sync: bool = False
     poison: bool = False
     min_swap_bytes: int = 1 << 16
+    host: HostSettings = HostSettings()
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.swap_ratio <= 1.0:  # also catches NaN

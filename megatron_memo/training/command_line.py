@@ -79,6 +79,7 @@ def check_validated(args: Namespace) -> tuple[MemoConfig | None, ModuleChoice]:
         ValueError: see ``training.checks``.
     """
     from megatron_memo.training.checks import check_checkpoint, check_flags
+    from megatron_memo.training.host_memory import with_host_memory
     from megatron_memo.training.loss_head import device_memory, head_of
 
     memo = memo_config_from_args(args)
@@ -88,7 +89,7 @@ def check_validated(args: Namespace) -> tuple[MemoConfig | None, ModuleChoice]:
     check_flags(args, memo, modules.replace)
     check_checkpoint(args)
     head_of(args, device_memory(args))
-    return memo, modules
+    return with_host_memory(args, memo, log), modules
 
 
 def model_config(args: Namespace, memo: MemoConfig | None, modules: ModuleChoice) -> Any:

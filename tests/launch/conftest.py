@@ -88,6 +88,12 @@ def start() -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
+def run_words() -> Callable[..., Run]:
+    """``run_words([...])``: a command of these words."""
+    return run_command
+
+
+@pytest.fixture(scope="session")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """``train(ranks, style, *flags)``: the launcher on a tiny model, which has to succeed."""
 

@@ -1,10 +1,12 @@
 """Training with a swap ratio over two pipeline stages: several micro-batches are in flight."""
 
+import re
 from functools import cache
 
 import pytest
 
 from megatron_memo.platform import is_active
+from megatron_memo.sizes import parse_size
 
 pytestmark = pytest.mark.skipif(not is_active(), reason="runs on the CPU platform")
 
@@ -41,4 +43,6 @@ def test_one_chunk_is_bitwise_stock_with_micro_batches_in_flight(
     assert memo.losses == expected.losses
     assert memo.logged == expected.logged
     assert memo.validation == expected.validation
-    assert memo.report["swap"]["host_bytes"] > 0
+    needed = re.search(r"host memory: (\S+ \S+) needed on a rank", memo.out)
+    # What was told before the start, to four digits, and what rank 0, the first stage, held.
+    assert memo.report["swap"]["host_bytes"] == pytest.approx(parse_size(needed[1]), rel=1e-3)

@@ -157,7 +157,7 @@ def test_what_slurm_gave_to_the_job(tree, env, gib):
 
 
 def test_what_the_jobs_ranks_hold_already_counts_against_slurms_limit(tree):
-    root = tree({"proc/self/statm": f"999999 {GIB // os.sysconf("SC_PAGE_SIZE")} 5 5 0 5 0\n"})
+    root = tree({"proc/self/statm": f"999999 {GIB // os.sysconf('SC_PAGE_SIZE')} 5 5 0 5 0\n"})
     env = {"SLURM_MEM_PER_NODE": "16384", "LOCAL_WORLD_SIZE": "4"}
     assert tightest(root, env).free == 12 * GIB
 

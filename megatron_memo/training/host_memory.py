@@ -1,0 +1,46 @@
+"""Whether the activations that a run moves have room, asked and told before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from collections.abc import Callable
+
+from megatron_memo import platform
+from megatron_memo.config import HostSettings, MemoConfig
+from megatron_memo.platform import stand_in
+from megatron_memo.sizes import size_words
+from megatron_memo.swap.host_budget import bill, check_fits, host_budget, host_need
+
+
+def with_host_memory(
+    args: Namespace, memo: MemoConfig | None, log: Callable[[str], None]
+) -> MemoConfig | None:
+    """The settings with what this rank may take of the host; one line says how much and why.
+
+    A profile moves nothing, and is often made on another machine: it asks for nothing.
+
+    Args:
+        args: Megatron's, validated.
+        memo: None where memo is off.
+        log: takes a line.
+
+    Raises:
+        ValueError: the run needs more than there is.
+    """
+    if memo is None or (platform.is_active() and stand_in.on_meta()):
+        return memo
+    try:
+        budget = host_budget(args)
+    except OSError as error:
+        raise ValueError(
+            f"--memo-host-budget auto: this machine does not tell its memory ({error}). Give a "
+            "size."
+        ) from None
+    check_fits(args, memo, budget)
+    need = size_words(host_need(args, memo.swap_ratio))
+    log(
+        f"host memory: {need} needed on a rank ({bill(args, memo)}), {size_words(budget.bytes)} to "
+        f"be had ({budget.origin})"
+    )
+    return dataclasses.replace(memo, host=HostSettings(budget=budget.bytes))
