@@ -25,6 +25,7 @@ COMMANDS = {
     "import-snapshot": "megatron_memo.profile.snapshot_cli",
     "export-snapshot": "megatron_memo.profile.memory_viz_cli",
     "diff": "megatron_memo.profile.diff_cli",
+    "lr-scale": "megatron_memo.lr_scale.cli",
 }
 
 

@@ -1,0 +1,1 @@
+"""The learning rate for another batch, when a longer context puts more tokens into each step."""
