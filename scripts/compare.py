@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains one model in several ways for a few iterations each, and prints what each costs.
 
-    .venv/bin/python scripts/compare.py --flags configs/quickstart.args --data-path data/PREFIX
+    .venv/bin/python scripts/compare.py --config configs/quickstart.yaml --data-path data/PREFIX
 
 The ways are those of `VARIANTS` below; each is a run of pretrain_gpt_memo.py on the same data from
 the same seed, so their losses can be compared too. Memory is metered in the last iteration, whose
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib.launch import LaunchError, Machine, launch, read_flags, stop_on_sigterm, this_machine
+from lib.config import read_config
+from lib.launch import LaunchError, Machine, launch, stop_on_sigterm, this_machine
 
 _NONE_RESIDENT = ("--memo-resident-layers", "0")
 
@@ -170,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--flags", type=Path, required=True, help="File with the Megatron flags of the model."
+        "--config", type=Path, required=True, help="Config of the model (configs/README.md)."
     )
     parser.add_argument(
         "--iterations",
@@ -194,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run(
             this_machine(),
-            [*read_flags(arguments.flags), *rest],
+            read_config(arguments.config).flags(rest),
             iterations=arguments.iterations,
             folder=arguments.folder,
         )

@@ -18,18 +18,18 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 import compare
+from lib.config import read_config
 from lib.launch import (
     ROOT,
     LaunchError,
     Machine,
     launch,
-    read_flags,
     stop_on_sigterm,
     this_machine,
 )
 from megatron_memo.data.cli import main as prepare_data
 
-FLAGS = Path("configs/quickstart.args")
+CONFIG = Path("configs/quickstart.yaml")
 FOLDER = Path("runs/quickstart")
 RATIO = "0.5"
 
@@ -66,9 +66,9 @@ def train(machine: Machine, flags: Sequence[str]) -> None:
         LaunchError: the run failed, or its loss did not fall.
     """
     words = [*flags, "--memo-swap-ratio", RATIO]
-    shown = ["torchrun", "--nproc-per-node", str(machine.ranks), "pretrain_gpt_memo.py"]
-    print(f"    {shlex.join(shown)} $(sed 's/#.*//' {FLAGS}) \\")
-    print(f"        {shlex.join([*words[len(read_flags(FLAGS)) :], *machine.flags])}", flush=True)
+    shown = ["scripts/train.py", str(CONFIG), "--ranks-per-node", str(machine.ranks)]
+    print(f"    {shlex.join(shown)} \\\n        {shlex.join([*words, *machine.flags])}", flush=True)
+    words = read_config(CONFIG).flags(words)
     report = launch(machine, words, log=FOLDER / "train.log", report=FOLDER / "train.json")
     losses = [entry["lm_loss"] for entry in report["iterations"]]
     first, last = losses[0], losses[-1]
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="quickstart.sh",
         description="Makes the environment, trains a small Llama-style GPT on the sources of "
         "Python's standard library with memo, and compares memo with stock Megatron and with full "
-        "recompute. Further flags are Megatron's and override those of configs/quickstart.args.",
+        "recompute. Further flags are Megatron's and override those of configs/quickstart.yaml.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -117,14 +117,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         machine = this_machine()
         length = str(arguments.seq_length)
         print("== data: the sources of Python's standard library, as bytes", flush=True)
-        flags = [*read_flags(FLAGS), "--data-path", prepare(arguments.seq_length)]
+        flags = ["--data-path", prepare(arguments.seq_length)]
         flags += ["--seq-length", length, "--max-position-embeddings", length]
         print(f"== training with --memo-swap-ratio {RATIO}: {machine.says}", flush=True)
         train(machine, [*flags, "--train-iters", str(arguments.iterations), *rest])
         if arguments.compare_iterations:
             print("== comparison: the same model, trained in five ways", flush=True)
             iterations = arguments.compare_iterations
-            compare.run(machine, [*flags, *rest], iterations=iterations, folder=FOLDER)
+            words = read_config(CONFIG).flags([*flags, *rest])
+            compare.run(machine, words, iterations=iterations, folder=FOLDER)
     except (LaunchError, ValueError, OSError) as error:
         print(f"{error}\nquickstart.sh: failed", file=sys.stderr)
         return 1

@@ -57,11 +57,6 @@ def this_machine() -> Machine:
     return Machine(ranks, flags, environment, f"{ranks} x {torch.cuda.get_device_name()}, bf16")
 
 
-def read_flags(path: Path) -> list[str]:
-    """The words of a flag file: whitespace apart, shell quotes, comments from ``#`` on."""
-    return shlex.split(path.read_text(), comments=True)
-
-
 def command(machine: Machine, flags: Sequence[str], script: Path = SCRIPT) -> list[str]:
     """The command line of a run. ``--standalone`` takes a free port: two can run at once."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

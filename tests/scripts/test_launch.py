@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import compare
 from lib import launch as launching
-from lib.launch import LaunchError, Machine, launch, progress_line, read_flags, tail
+from lib.launch import LaunchError, Machine, launch, progress_line, tail
 
 ONE = Machine(ranks=1, flags=("--from-machine",), environment=(("FROM_MACHINE", "yes"),))
 LINE = (
@@ -131,12 +131,6 @@ def _is_alive(pid):
         return False
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-
-
-def test_flag_files_may_hold_comments_and_quotes(tmp_path):
-    path = tmp_path / "flags"
-    path.write_text("# a comment\n--a 1 --b  # another\n--c 'two words'\n\n")
-    assert read_flags(path) == ["--a", "1", "--b", "--c", "two words"]
 
 
 def _report(seconds, losses, peak, host=None):

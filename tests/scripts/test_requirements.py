@@ -1,4 +1,4 @@
-"""What the requirement files, the project file and the flag files promise."""
+"""What the requirement files and the project file promise."""
 
 import re
 import tomllib
@@ -46,18 +46,3 @@ def test_the_python_that_is_asked_for_is_the_one_that_the_scripts_look_for():
     assert PROJECT["project"]["requires-python"] == ">=3.12"
     assert (ROOT / ".python-version").read_text() == "3.12\n"
     assert "MEMO_PYTHON_MINOR=12\n" in (ROOT / "scripts/lib/python.sh").read_text()
-
-
-def test_megatron_knows_every_flag_of_the_quickstart():
-    import argparse
-    import shlex
-
-    from megatron.training.arguments import add_megatron_arguments
-
-    words = shlex.split((ROOT / "configs/quickstart.args").read_text(), comments=True)
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    arguments, unknown = add_megatron_arguments(parser).parse_known_args(words)
-    assert unknown == []
-    assert arguments.seq_length >= 8192
-    assert arguments.sequence_parallel
-    assert arguments.tensor_model_parallel_size == 2
