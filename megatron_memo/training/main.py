@@ -164,8 +164,11 @@ def _pretrain(
 
 
 def _traffic(args: Namespace) -> Traffic:
+    from megatron.core.num_microbatches_calculator import get_num_microbatches
+
     from megatron_memo.swap.engine import get_engine
     from megatron_memo.training import telling
+    from megatron_memo.training.forecast import forecast
     from megatron_memo.training.traffic import Traffic
 
     return Traffic(
@@ -175,5 +178,6 @@ def _traffic(args: Namespace) -> Traffic:
         log=log,
         write=telling.write,
         time=telling.time,
+        foresee=lambda layers: forecast(args, layers, get_num_microbatches()),
         interval=args.log_interval,
     )

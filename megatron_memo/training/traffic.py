@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron_memo.layer.transformer_layer import MemoTransformerLayer
 from megatron_memo.sizes import size_words
+from megatron_memo.training.forecast import HOST, SWAPPED, largest, table
 
 # Compute standing still for more than this part of a step is worth a line in the log.
 WORTH_SAYING = 0.05
@@ -69,6 +70,7 @@ class Traffic:
         log: says a line, from one rank.
         write: takes an iteration's scalars to Megatron's writers.
         time: takes seconds of an interval, by name, and its steps to Megatron's timers.
+        foresee: bytes that these layers will move in an iteration and hold, by name.
         interval: steps from one report to the next.
     """
 
@@ -81,6 +83,7 @@ class Traffic:
         log: Callable[[str], None],
         write: Callable[[int, dict[str, float]], None],
         time: Callable[[dict[str, float], int], None],
+        foresee: Callable[[Sequence[MemoTransformerLayer]], Mapping[str, float]],
         interval: int,
     ) -> None:
         self._stats = stats
@@ -89,6 +92,7 @@ class Traffic:
         self._log = log
         self._write = write
         self._time = time
+        self._foresee = foresee
         self._interval = interval
         self._layers: list[MemoTransformerLayer] = []
         self._others = 0
@@ -135,8 +139,18 @@ class Traffic:
             rank for rank, (bytes_, wanted, _, _) in enumerate(answers) if wanted and not bytes_
         ]
         if not idle and any(bytes_ for bytes_, _, _, _ in answers):
+            self._compare(moved)
             return
         raise NothingSwapped(f"--memo-swap-ratio: {_why_idle(answers, idle)}")
+
+    def _compare(self, moved: float) -> None:
+        """Says how right the bill was that the run started on."""
+        measured = {SWAPPED: moved, HOST: _host(self._stats())}
+        answers = self._gather((dict(self._foresee(self._layers)), measured))
+        predicted = largest([guess for guess, _ in answers])
+        if predicted:
+            found = [{name: row[name] for name in guess} for guess, row in answers]
+            self._log(table(predicted, largest(found)))
 
     # ---- every interval
 
@@ -148,7 +162,7 @@ class Traffic:
         self._steps = 0
         flows: list[Flow] = self._gather(flow)
         worst = max(flows, key=Flow.exposed_share)
-        scalars = _largest([each.scalars() for each in flows])
+        scalars = largest([each.scalars() for each in flows])
         self._write(iteration, scalars)
         self._time(
             {
@@ -214,8 +228,3 @@ def _difference(now: Stats, then: Stats) -> dict[str, float | None]:
 
 def _host(stats: Stats) -> float:
     return stats["host_bytes"] or 0.0
-
-
-def _largest(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: max(row[name] for row in rows if name in row) for name in names}

@@ -1,5 +1,7 @@
 """What a run tells about its swapping, and the run that swaps nothing."""
 
+from types import MappingProxyType
+
 import pytest
 import torch
 
@@ -45,7 +47,9 @@ class Told:
         self.timed.append((seconds, steps))
 
 
-def traffic(engine, told, *, gather=lambda answer: [answer], interval=2):
+def traffic(
+    engine, told, *, gather=lambda answer: [answer], interval=2, foreseen=MappingProxyType({})
+):
     return Traffic(
         engine.stats,
         clock=lambda: engine.now,
@@ -53,6 +57,7 @@ def traffic(engine, told, *, gather=lambda answer: [answer], interval=2):
         log=told.lines.append,
         write=told.write,
         time=told.time,
+        foresee=lambda _: foreseen,
         interval=interval,
     )
 
@@ -117,7 +122,7 @@ def test_the_rank_that_waits_most_speaks_for_all():
 
     def gather(answer):
         if isinstance(answer, tuple):
-            return [answer, answer]
+            return [answer, answer]  # of the first step
         other = type(answer)(
             answer.steps, answer.seconds, {**answer.sums, "exposed_d2h_s": 0.5}, 2000.0
         )
@@ -156,7 +161,9 @@ def test_a_first_step_that_swaps_nothing_ends_the_run_and_says_why(answers, why)
 
 def test_a_last_stage_of_resident_layers_may_swap_nothing():
     engine, told = Engine(), Told()
-    traffic(engine, told, gather=lambda _: [(9, 2, 2, 0), (0, 0, 2, 0)]).step(1, engine.run)
+    answers = [[(9, 2, 2, 0), (0, 0, 2, 0)], [({}, {}), ({}, {})]]
+    traffic(engine, told, gather=lambda _: answers.pop(0)).step(1, engine.run)
+    assert told.lines == []
 
 
 def test_layers_that_are_not_memos_are_counted():
@@ -166,3 +173,23 @@ def test_layers_that_are_not_memos_are_counted():
     with pytest.raises(NothingSwapped):
         watch.step(1, engine.run)
     assert said == [(0, 0, 0, 2)]
+
+
+def test_the_first_step_is_held_against_the_bill_that_the_run_started_on():
+    engine, told = Engine(**MOVES), Told()
+
+    def gather(answer):
+        guess, *_ = answer
+        if not isinstance(guess, dict):
+            return [answer]
+        return [answer, ({"swapped in an iteration": 500}, {"swapped in an iteration": 700})]
+
+    foreseen = {"swapped in an iteration": 600, "host memory": 1000}
+    watch = traffic(engine, told, gather=gather, foreseen=foreseen)
+    watch.step(1, engine.run)
+    title, _, swapped, host = told.lines[0].split("\n")
+    assert title == "after the first iteration, on the rank that has most:"
+    assert swapped.startswith("swapped in an iteration")
+    assert host.startswith("host memory")
+    assert swapped.endswith("600 B      700 B (off)")
+    assert host.endswith("1000 B     1000 B")
