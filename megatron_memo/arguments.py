@@ -8,7 +8,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from megatron_memo.config import DEFAULT_RESIDENT_LAYERS, MemoConfig, PlanSettings
+from megatron_memo.config import (
+    DEFAULT_RESIDENT_LAYERS,
+    MemoConfig,
+    PlanSettings,
+    depth_from_text,
+)
 from megatron_memo.sizes import parse_size
 
 MODULES = ("auto", "memo", "upstream")
@@ -18,6 +23,7 @@ MODULES = ("auto", "memo", "upstream")
 _NEED_RATIO: dict[str, Any] = {
     "memo_chunks": None,
     "memo_resident_layers": None,
+    "memo_prefetch_depth": None,
     "memo_loss_chunks": None,
     "memo_host_budget": None,
     "memo_sync": False,
@@ -66,6 +72,15 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         "Slurm, the machine), less what an offloaded optimizer, checkpoints and data loading "
         "take and some head-room; a log line says which limit it was. A run that needs more is "
         "refused at its start.",
+    )
+    group.add_argument(
+        "--memo-prefetch-depth",
+        metavar="auto|N|layers",
+        help="How long moved activations stay on the device after they were made, and how early "
+        "they come back: N steps, of which a layer has two for each chunk and one for attention. "
+        "A small N needs the least memory; a large one leaves copies more time. 'auto', the "
+        "default, is one layer's steps, so that attention's time can hide all copies, and fewer "
+        "above 262144 tokens; 'layers' is two whole layers, as in the MEMO paper.",
     )
     group.add_argument(
         "--memo-modules",
@@ -189,6 +204,7 @@ def memo_config_from_args(args: argparse.Namespace) -> MemoConfig | None:
         resident_layers=DEFAULT_RESIDENT_LAYERS if resident is None else resident,
         sync=bool(getattr(args, "memo_sync", False)),
         poison=bool(getattr(args, "memo_poison", False)),
+        prefetch_depth=depth_from_text(getattr(args, "memo_prefetch_depth", None) or "auto"),
     )
 
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 ENV_RATIO = "MEMO_SWAP_RATIO"
 ENV_CHUNKS = "MEMO_CHUNKS"
 ENV_RESIDENT = "MEMO_RESIDENT_LAYERS"
+ENV_DEPTH = "MEMO_PREFETCH_DEPTH"
 ENV_SYNC = "MEMO_SYNC"
 ENV_POISON = "MEMO_POISON"
 
 DEFAULT_RATIO = 0.5
 DEFAULT_RESIDENT_LAYERS = 2
+DEPTH_WORDS = ("auto", "layers")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class MemoConfig:
         min_swap_bytes: storages smaller than this stay on the device; moving them costs more
             than it frees.
         host: what holds them meanwhile; worked out once the model is known.
+        prefetch_depth: how many steps (a chunk's half of a layer, or the attention) a swapped
+            tensor stays on the device after it was made, and comes back before it is read; "auto"
+            and "layers": see `layer.depth`.
     """
 
     swap_ratio: float
@@ -52,6 +57,7 @@ class MemoConfig:
     poison: bool = False
     min_swap_bytes: int = 1 << 16
     host: HostSettings = HostSettings()
+    prefetch_depth: int | str = "auto"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.swap_ratio <= 1.0:  # also catches NaN
@@ -69,6 +75,12 @@ class MemoConfig:
                 f"--memo-resident-layers {self.resident_layers}: must be 0 or more. 0 keeps no "
                 "layer on the device and saves the most memory."
             )
+        depth = self.prefetch_depth
+        if depth not in DEPTH_WORDS and not (isinstance(depth, int) and depth >= 1):
+            raise ValueError(
+                f"--memo-prefetch-depth {depth}: must be a whole number from 1, auto or layers. "
+                "1 needs the least device memory; layers, as in the MEMO paper, the most."
+            )
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> "MemoConfig":
@@ -84,7 +96,13 @@ class MemoConfig:
             resident_layers=_number(env, ENV_RESIDENT, int, DEFAULT_RESIDENT_LAYERS),
             sync=_number(env, ENV_SYNC, int, 0) != 0,
             poison=_number(env, ENV_POISON, int, 0) != 0,
+            prefetch_depth=depth_from_text(env.get(ENV_DEPTH) or "auto"),
         )
+
+
+def depth_from_text(text: str) -> int | str:
+    """A prefetch depth as it is given; `MemoConfig` refuses what is none."""
+    return int(text) if text.isdecimal() else text
 
 
 @dataclass(frozen=True)

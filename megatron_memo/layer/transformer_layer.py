@@ -22,14 +22,16 @@ from torch import Tensor
 from megatron_memo import phases
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.attention import AttentionStep, QkvStore
-from megatron_memo.layer.chunks import Chunk, plan_chunks
+from megatron_memo.layer.chunks import Chunk, Fate, plan_chunks
+from megatron_memo.layer.depth import Steps, prefetch_steps
 from megatron_memo.layer.parameter_sum import ParameterSums
 from megatron_memo.layer.rows import Rows, Source, Target, on_backward
 from megatron_memo.layer.segment import Base, Segment
 from megatron_memo.layer.stand_in import standing_in
 from megatron_memo.phases import BACKWARD, FORWARD, LAYER, Phase
-from megatron_memo.swap.context import LayerContext
-from megatron_memo.swap.engine import LayerPass, get_engine
+from megatron_memo.swap.engine import get_engine
+from megatron_memo.swap.group import Reads
+from megatron_memo.swap.layer_pass import LayerPass
 
 Fetch = Callable[[], Tensor]
 Qkv = tuple[Tensor, Tensor, Tensor]
@@ -112,10 +114,14 @@ class _ChunkedForward:
         saves = torch.is_grad_enabled()
         keeps = layer.resident or not saves
         self.chunks = plan_chunks(layer.memo, self.n, self.ranks, keep=keeps)
+        self.steps = Steps(len(self.chunks))
         self.passing: LayerPass | None = None
         if saves:
             self.passing = get_engine(layer.memo).begin_layer(
-                first=layer.first_of_chunk, swaps=not keeps, device=x.device
+                first=layer.first_of_chunk,
+                swaps=not keeps,
+                device=x.device,
+                depth=prefetch_steps(layer.memo, self.steps, self.n * self.ranks),
             )
         self.context = self.passing.own if self.passing is not None else None
         self.micro_batch = phases.current_micro_batch(layer.stage)
@@ -133,7 +139,7 @@ class _ChunkedForward:
         source = Source(x, on_complete=passing.end_backward if passing else None)
         anchor = source.anchor(x)
         values = x.detach()
-        fetch_x = _stored_input(self.context, values)
+        fetch_x = self.stored_input(values)
         # A chunk's rows are taken once, for both of its segments (see rows.Source), and just before
         # the first: autograd runs later nodes first, so each chunk's gradient is written as soon
         # as the chunk is done.
@@ -159,7 +165,7 @@ class _ChunkedForward:
         layer = self.layer
         targets: tuple[Target, ...] = (Target(), Target(), Target())
         tokens: tuple[list[Tensor], ...] = ([], [], [])
-        store = QkvStore(self.context) if self.context is not None else None
+        store = QkvStore(self.context, self.steps.attention) if self.context is not None else None
         for index, chunk in enumerate(self.chunks):
             self.enter(FORWARD, index)
             rows, rope, everywhere = take(chunk), self.rope_rows(chunk), self.everywhere(chunk)
@@ -174,9 +180,10 @@ class _ChunkedForward:
                 parts = segment.run(rows)
             if store is not None:
                 store.add(chunk, everywhere, segment, parts)
-                self.flush()
+            self.end_step()
+            begins = self.begins(self.steps.pre(index), index)
             for target, token_list, part in zip(targets, tokens, parts, strict=True):
-                token_list.append(target.put(everywhere, part, self.enters(BACKWARD, index)))
+                token_list.append(target.put(everywhere, part, begins))
             del parts, part
         joined = [
             target.join(token_list) for target, token_list in zip(targets, tokens, strict=True)
@@ -194,16 +201,18 @@ class _ChunkedForward:
             return out.contiguous()
 
         if store is None or self.context is None:
-            return core(*qkv), _nothing
-        step = AttentionStep(self.context, store, self.layer.memo.min_swap_bytes)
-        out = step.run(core, qkv)
-        self.flush()
-        return out, step.fetch_output
+            out, fetch_out = core(*qkv), _nothing
+        else:
+            reads = Reads(self.steps.last, self.steps.attention)
+            step = AttentionStep(self.context, store, reads, self.layer.memo.min_swap_bytes)
+            out, fetch_out = step.run(core, qkv), step.fetch_output
+        self.end_step()
+        return out, fetch_out
 
     def post(self, taken: list[Tensor], fetch_x: Fetch, out: Tensor, fetch_out: Fetch) -> Tensor:
         """The layer's output over this rank's tokens, chunk by chunk."""
         layer, values = self.layer, out.detach()
-        source, target, tokens = Source(out, self.enters(BACKWARD)), Target(), []
+        source, target, tokens = Source(out, self.begins(self.steps.attention)), Target(), []
         anchor = source.anchor(out)
         has_fc2 = "linear_fc2" in layer.mlp._modules
         for index, (chunk, rows) in enumerate(zip(self.chunks, taken, strict=True)):
@@ -221,8 +230,9 @@ class _ChunkedForward:
             )
             with self.sums.of_one_chunk():
                 (y,) = segment.run(rows, source.take(anchor, everywhere, out_rows))
-            self.flush()
-            tokens.append(target.put(self.local(chunk), y, self.enters(BACKWARD, index)))
+            self.end_step()
+            begins = self.begins(self.steps.post(index), index)
+            tokens.append(target.put(self.local(chunk), y, begins))
             del y, out_rows
         return target.join(tokens)
 
@@ -237,9 +247,9 @@ class _ChunkedForward:
         if self.passing is not None:
             phases.enter(self.phase(direction, chunk))
 
-    def enters(self, direction: str, chunk: int | None = None) -> Callable[[], None]:
-        """`enter`, for later. It holds no reference to this forward."""
-        return partial(phases.enter, self.phase(direction, chunk))
+    def begins(self, step: int, chunk: int | None = None) -> Callable[[], None]:
+        """Says in backward that it begins a step. It holds no reference to this forward."""
+        return partial(_begin_step, self.passing, step, self.phase(BACKWARD, chunk))
 
     # ---- helpers
 
@@ -262,9 +272,21 @@ class _ChunkedForward:
             **options,
         )
 
-    def flush(self) -> None:
-        if self.context is not None:
-            self.context.flush()
+    def stored_input(self, x: Tensor) -> Fetch:
+        """Sends the layer input where backward finds it; how to find it."""
+        context, steps = self.context, self.steps
+        if context is None:
+            return _nothing
+        handle = context.put(x)
+        # Recomputed chunks come last, so backward begins with one if there is any, and that reads
+        # the input; swapped ones read it in their first half only.
+        recomputes = self.chunks[-1].fate is Fate.RECOMPUTE
+        context.flush(Reads(steps.last if recomputes else steps.attention - 1, 0))
+        return lambda: context.get(handle)
+
+    def end_step(self) -> None:
+        if self.passing is not None:
+            self.passing.end_step()
 
     def local(self, chunk: Chunk) -> Rows:
         """The chunk in a tensor over this rank's tokens."""
@@ -291,17 +313,15 @@ def _table_rows(table: Tensor, rows: Rows) -> Tensor:
     return cache[key]
 
 
-def _stored_input(context: LayerContext | None, x: Tensor) -> Fetch:
-    """Puts the layer input where backward finds it; how to find it."""
-    if context is None:
-        return _nothing
-    handle = context.put(x)
-    return lambda: context.get(handle)
-
-
 def _begin_backward(passing: LayerPass, phase: Phase) -> None:
     phases.enter(phase)
     passing.begin_backward()
+
+
+def _begin_step(passing: LayerPass | None, step: int, phase: Phase) -> None:
+    phases.enter(phase)
+    if passing is not None:
+        passing.begin_backward_step(step)
 
 
 def _nothing() -> Tensor:

@@ -49,5 +49,12 @@ class Backend(Protocol):
     def synchronize(self) -> None:
         """Blocks until every copy so far is done."""
 
+    def busy_seconds(self) -> tuple[float, float] | None:
+        """Seconds that copies to the host and to the device have taken since the start.
+
+        Copies that are under way may not be counted yet: nothing is waited for. None where the
+        backend cannot tell.
+        """
+
     def device_buffer(self, nbytes: int, device: torch.device) -> Tensor:
         """Flat uint8 device buffer on `device`, allocated on the compute stream."""

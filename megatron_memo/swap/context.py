@@ -1,15 +1,13 @@
 """What one layer saved for one micro-batch, on its way to host memory and back."""
 
 import sys
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from megatron_memo.swap.backend import Copy, Event
-from megatron_memo.swap.host import HostBlock
+from megatron_memo.swap.backend import Copy
+from megatron_memo.swap.group import Group, Handle, Landing, Place, Reads, Stored
 
 if TYPE_CHECKING:
     from megatron_memo.swap.engine import SwapEngine
@@ -17,64 +15,25 @@ if TYPE_CHECKING:
 ALIGNMENT = 256  # bytes; what CUDA's copy engines and every dtype like
 
 
-class Place(Enum):
-    """Where a context's tensors can be read."""
-
-    SOURCE = auto()  # the tensors that forward made are still there
-    HOST = auto()  # only host memory has them
-    BUFFER = auto()  # on their way to, or in, a device buffer
-    GONE = auto()  # released
-
-
-@dataclass
-class Stored:
-    """One storage of the context: `nbytes` at `offset` of its group's host block and buffer."""
-
-    group: "Group"
-    offset: int
-    nbytes: int
-    source: Tensor | None  # flat uint8 over the storage, until the context is retired
-    watched: Tensor | None  # the tensor itself, likewise: its version counter tells of changes
-    version: int
-
-
-@dataclass
-class Group:
-    """Storages that travel together: those put between two flushes."""
-
-    stored: list[Stored] = field(default_factory=list)
-    nbytes: int = 0
-    host: HostBlock | None = None
-    d2h: Event | None = None
-    h2d: Event | None = None
-    buffer: Tensor | None = None
-    read: bool = False  # compute has waited for h2d
-
-
-@dataclass(frozen=True)
-class Handle:
-    """How to rebuild a tensor from its storage's bytes."""
-
-    stored: Stored
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    storage_offset: int  # in elements
-
-
 class LayerContext:
-    """Swapped tensors of one (layer, micro-batch); see the protocol in `swap.engine`.
+    """Swapped tensors of one (layer, micro-batch), in groups; see the protocol in `swap.engine`.
 
-    Life: `put` and `flush` in forward, `retire` two layers later, `prefetch` when the layer above
-    starts its backward, `get` in the layer's own backward, `release` at that backward's end.
+    A group's life: `put` and `flush` in forward, `retire` some steps later, `fetch` some steps
+    before backward reads it, `get` in backward, `let_go` when its last reader is done, `release`
+    with all others at the layer's end. Until then its host block has it, and a `get` after
+    `let_go` fetches it again.
+
+    Attributes:
+        step: the forward's step; counted up by `swap.layer_pass`.
+        gone: released.
     """
 
     def __init__(self, engine: "SwapEngine"):
         self.engine = engine
-        self.place = Place.SOURCE
+        self.step = 0
+        self.gone = False
         self._groups: list[Group] = []
         self._open = Group()
-        self._buffer: Tensor | None = None
         # Storages seen, by address. Each is kept alive by its `source` for as long as the entry is
         # here, so an address cannot come back for another storage.
         self._by_address: dict[tuple[int, int], Stored] = {}
@@ -113,90 +72,116 @@ class LayerContext:
                 storage, 0, (storage.nbytes(),), (1,)
             )
             stored = Stored(
-                self._open, self._open.nbytes, storage.nbytes(), source, t.detach(), t._version
+                *(self._open, self._open.nbytes, storage.nbytes(), key),
+                *(source, t.detach(), t._version),
             )
             self._open.stored.append(stored)
             self._open.nbytes += _aligned(storage.nbytes())
             self._by_address[key] = stored
         return Handle(stored, t.dtype, t.size(), t.stride(), int(t.storage_offset()))
 
-    def flush(self) -> None:
-        """Starts the copy of everything put since the last flush."""
+    def flush(self, reads: Reads | None = None, landing: Landing | None = None) -> Group | None:
+        """Starts the copy of everything put since the last flush, which is a group from here on.
+
+        Args:
+            reads: the steps whose backward reads it; the present one if None.
+            landing: where it comes back to; a buffer of its own if None.
+
+        Returns:
+            The group; None if nothing was put.
+        """
         group = self._open
         if not group.stored:
-            return
+            return None
         host = self.engine.host.take(group.nbytes)  # may fail, and then nothing has happened
-        self._open, group.host = Group(), host
+        self._open, group.host, group.landing = Group(), host, landing
+        group.reads = Reads(self.step, self.step) if reads is None else reads
         self._groups.append(group)
         copies = [
             Copy(stored.source, host, stored.offset)
             for stored in group.stored
             if stored.source is not None
         ]
-        group.d2h = self.engine.start_d2h(copies)
+        group.d2h = self.engine.start_d2h(copies)  # the only place where D2H starts
+        return group
 
-    def retire(self) -> None:
-        """Gives up the forward's tensors; from here on only host memory has them."""
-        if self.place is not Place.SOURCE:
-            return
-        self.place = Place.HOST
-        for group in self._groups:
+    def groups(self, since: int = 0) -> list[Group]:
+        """Groups in the order in which they were flushed, from number `since` on."""
+        return self._groups[since:]
+
+    def retire(self, groups: list[Group] | None = None) -> None:
+        """Gives up the forward's tensors (of all groups if None): only host memory has them now."""
+        chosen = self._groups if groups is None else groups
+        retiring = [group for group in chosen if group.place is Place.SOURCE]
+        for group in retiring:
             self.engine.retire_after_d2h(group.d2h)
-        sources = [s.source for g in self._groups for s in g.stored if s.source is not None]
-        for group in self._groups:
+        sources = [s.source for g in retiring for s in g.stored if s.source is not None]
+        for group in retiring:
+            group.place = Place.HOST
             for stored in group.stored:
                 stored.source = stored.watched = None
-        self._by_address.clear()
+                self._by_address.pop(stored.key, None)
         self.engine.let_go(sources)
 
     # ---- backward
 
-    def prefetch(self) -> None:
-        """Starts the way back into a device buffer, if the forward's tensors are gone."""
-        if self.place is not Place.HOST or not self._groups:
-            return
-        self.place = Place.BUFFER
-        nbytes = sum(group.nbytes for group in self._groups)
-        buffer = self.engine.backend.device_buffer(nbytes, self.engine.device)
-        self.engine.poison(buffer)
-        self._buffer = buffer
-        at = 0
+    def fetch_first_read_in(self, step: int) -> None:
+        """Starts the way back of the groups that backward reads first in `step`."""
         for group in self._groups:
-            group.buffer = buffer[at : at + group.nbytes]
-            at += group.nbytes
-        ready = self.engine.buffer_is_free()
-        # Groups come back in the order in which backward reads them: the last one put first.
-        for group in reversed(self._groups):
-            assert group.buffer is not None and group.host is not None
-            copies = [
-                Copy(group.buffer[s.offset : s.offset + s.nbytes], group.host, s.offset)
-                for s in group.stored
+            if group.reads.first == step:
+                self.fetch(group)
+
+    def prefetch(self) -> None:
+        """Starts the way back of all groups, in the order in which backward reads them."""
+        for group in sorted(self._groups, key=lambda group: -group.reads.first):
+            self.fetch(group)
+
+    def fetch(self, group: Group) -> None:
+        """Starts a group's way back into device memory, if the forward's tensors are gone."""
+        if group.place is Place.HOST:
+            landing = group.landing
+            into = None if landing is None else list(landing.pieces(self.engine.new_buffer))
+            self._start_h2d(group, into)
+
+    def _start_h2d(self, group: Group, pieces: list[tuple[Tensor, int]] | None) -> None:
+        group.place, group.read = Place.BUFFER, False
+        if pieces is None:
+            group.buffer = self.engine.new_buffer(group.nbytes)
+            pieces = [
+                (group.buffer[s.offset : s.offset + s.nbytes], s.offset) for s in group.stored
             ]
-            group.h2d = self.engine.start_h2d(copies, ready)
+        ready = self.engine.buffer_is_free()
+        assert group.host is not None
+        copies = [Copy(device, group.host, offset) for device, offset in pieces]
+        group.h2d = self.engine.start_h2d(copies, ready)  # the only place where H2D starts
+
+    def wait_for(self, group: Group) -> None:
+        """From here on compute may read what `fetch` brings back."""
+        if group.place is Place.BUFFER and not group.read:
+            self.engine.read_after_h2d(group.h2d)
+            group.read = True
 
     def get(self, handle: Handle) -> Tensor:
-        """The tensor behind `handle`, wherever it is; waits for its copy only.
+        """The tensor behind `handle`, wherever it is; waits for its group's copy only.
 
         Raises:
             RuntimeError: after `release`, that is when a graph is walked a second time.
         """
-        stored = handle.stored
-        if self.place is Place.GONE:
+        if self.gone:
             raise RuntimeError(
                 "an activation that memo swapped was asked for after its layer's backward had "
                 "ended. Backward through a memo layer can run only once, even with retain_graph."
             )
-        if self.place is Place.HOST:
-            self.prefetch()
-        if self.place is Place.SOURCE:
+        stored, group = handle.stored, handle.stored.group
+        if group.place is Place.SOURCE:
             assert stored.source is not None and stored.watched is not None
             check_unchanged(stored.watched, stored.version)
             flat = stored.source
         else:
-            group = stored.group
-            if not group.read:
-                self.engine.read_after_h2d(group.h2d)
-                group.read = True
+            if group.buffer is None:  # let go, not yet fetched, or landed where it is others'
+                self.wait_for(group)
+                self._start_h2d(group, None)
+            self.wait_for(group)
             assert group.buffer is not None
             flat = group.buffer[stored.offset : stored.offset + stored.nbytes]
         typed = flat.view(handle.dtype)
@@ -204,31 +189,46 @@ class LayerContext:
             handle.size, handle.stride, typed.storage_offset() + handle.storage_offset
         )
 
-    def release(self) -> None:
-        """The layer's backward has ended: buffer and host memory may serve others."""
-        if self.place is Place.GONE:
+    def let_go_before(self, step: int) -> None:
+        """Backward begins with `step`: gives up the groups that only earlier ones read."""
+        for group in self._groups:
+            if group.reads.last > step:
+                self.let_go(group)
+
+    def let_go(self, group: Group) -> None:
+        """Gives up a group's device memory; its host block keeps it."""
+        self.retire([group])
+        if group.place is not Place.BUFFER:
             return
-        if self.place is Place.SOURCE:
-            self.retire()
-        self.place = Place.GONE
+        group.place = Place.HOST
+        if not group.read:
+            self.engine.free_after_h2d(group.h2d)
+        if group.landing is not None:
+            group.landing.let_go()
+        held = [] if group.buffer is None else [group.buffer]
+        group.buffer = group.h2d = None
+        self.engine.let_go(held)
+
+    def release(self) -> None:
+        """The layer's backward has ended: buffers and host memory may serve others."""
+        if self.gone:
+            return
+        self.gone = True
         for group in self._groups:
-            if group.h2d is not None and not group.read:
-                self.engine.free_after_h2d(group.h2d)
-        for group in self._groups:
-            group.buffer = None
+            self.let_go(group)
+            group.place, group.landing = Place.GONE, None
             if group.host is not None:
                 self.engine.host.give_back(group.host)
+                group.host = None
+            group.stored.clear()
         self._groups.clear()
         self._by_address.clear()
-        held = [] if self._buffer is None else [self._buffer]
-        self._buffer = None
-        self.engine.let_go(held)
 
     def __del__(self) -> None:
         # A graph that is dropped without a backward (an exception, a forward for its value only).
         # The garbage collector may call this on any thread, a copy thread that would wait for
         # itself or one with another current stream: the engine releases it at its next layer.
-        if self.place is not Place.GONE and not sys.is_finalizing():
+        if not self.gone and not sys.is_finalizing():
             self.engine.abandon(self)
 
 

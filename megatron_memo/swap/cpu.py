@@ -42,9 +42,14 @@ class ThreadEvent:
 
 
 class CopyThread:
-    """One in-order queue of copies: the CPU's stand-in for a CUDA stream."""
+    """One in-order queue of copies: the CPU's stand-in for a CUDA stream.
+
+    Attributes:
+        busy_seconds: that its jobs have taken. Only the thread itself writes it.
+    """
 
     def __init__(self, name: str):
+        self.busy_seconds = 0.0
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -60,7 +65,9 @@ class CopyThread:
             try:
                 if after is not None:
                     after.synchronize()
+                start = time.perf_counter()
                 job()
+                self.busy_seconds += time.perf_counter() - start
             except BaseException as caught:  # noqa: BLE001 (raised again by ThreadEvent.synchronize)
                 error = caught
             # Before the event is set: who waits for it counts on the copy's tensors being let go,
@@ -97,6 +104,9 @@ class HostThreadBackend:
     def synchronize(self) -> None:
         for thread in (self._d2h, self._h2d):
             thread.submit(lambda: None, after=None).synchronize()
+
+    def busy_seconds(self) -> tuple[float, float] | None:
+        return self._d2h.busy_seconds, self._h2d.busy_seconds
 
     def new_host_block(self, nbytes: int) -> HostBlock:
         return HostBlock(nbytes)

@@ -5,6 +5,7 @@ yet seen on hardware: no GPU was at hand when this was written.
 """
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from megatron_memo.swap.backend import Copy, Event
 from megatron_memo.swap.host import HostBlock
+
+MOST_EVENTS_WAITING = 256  # pairs, before those that are over are read
 
 
 class RegisteredBlock(HostBlock):
@@ -47,6 +50,7 @@ class CudaStreamBackend:
     def __init__(self) -> None:
         self._d2h = torch.cuda.Stream()
         self._h2d = torch.cuda.Stream()
+        self._d2h_clock, self._h2d_clock = _Clock(), _Clock()
 
     def record_compute(self) -> Event:
         return torch.cuda.current_stream().record_event()
@@ -59,27 +63,58 @@ class CudaStreamBackend:
         with torch.cuda.stream(self._d2h):
             if after is not None:
                 self._d2h.wait_event(after)
+            start = self._d2h.record_event(_timed())
             for copy in copies:
                 _host_view(copy).copy_(copy.device, non_blocking=True)
-            return self._d2h.record_event()
+            return self._d2h_clock.note(start, self._d2h.record_event(_timed()))
 
     def h2d(self, copies: Sequence[Copy], after: Event | None) -> Event:
         with torch.cuda.stream(self._h2d):
             if after is not None:
                 self._h2d.wait_event(after)
+            start = self._h2d.record_event(_timed())
             for copy in copies:
                 copy.device.copy_(_host_view(copy), non_blocking=True)
-            return self._h2d.record_event()
+            return self._h2d_clock.note(start, self._h2d.record_event(_timed()))
 
     def synchronize(self) -> None:
         self._d2h.synchronize()
         self._h2d.synchronize()
+
+    def busy_seconds(self) -> tuple[float, float] | None:
+        return self._d2h_clock.seconds(), self._h2d_clock.seconds()
 
     def new_host_block(self, nbytes: int) -> HostBlock:
         return RegisteredBlock(nbytes)
 
     def device_buffer(self, nbytes: int, device: torch.device) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+class _Clock:
+    """Time between pairs of events of one stream, read when they have come to pass."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._waiting: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def note(self, start: torch.cuda.Event, end: torch.cuda.Event) -> torch.cuda.Event:
+        """Counts the time from `start` to `end`, in time; returns `end`."""
+        self._waiting.append((start, end))
+        if len(self._waiting) > MOST_EVENTS_WAITING:  # nobody asks
+            self.seconds()
+        return end
+
+    def seconds(self) -> float:
+        """Of all pairs that are over. Waits for nothing."""
+        while self._waiting and self._waiting[0][1].query():
+            start, end = self._waiting.popleft()
+            self._seconds += start.elapsed_time(end) / 1000
+        return self._seconds
+
+
+def _timed() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
 
 
 def _host_view(copy: Copy) -> Tensor:

@@ -2,11 +2,13 @@
 
 NOTE: the protocol
 ------------------
-Three streams: compute (whatever stream is current), D2H, H2D. Layer i's forward makes tensors,
-`put` notes them, `flush` copies them out. Two layers later their device memory is given up; that,
-not a queue, is what bounds device memory to two layers ("rounding buffers" of the paper). In
-backward, the start of layer i+1 brings layer i back into one buffer, which lives until the
-gradient of layer i's input is complete.
+Three streams: compute (whatever stream is current), D2H, H2D. A layer works in steps (see
+`layer_pass`). In forward a step makes tensors, `put` notes them, `flush` copies them out as a
+*group*. Some steps later their device memory is given up: how many is the pass's depth, and that,
+not a queue, is what bounds device memory. In backward groups come back in the order in which
+backward reads them, as many steps ahead, each into device memory of its own, which is let go when
+the last step that reads it is over. A group's host block keeps it until the layer's backward ends,
+so one that is asked for once more is fetched once more.
 
 State belongs to a `LayerContext`, one for each (layer, micro-batch), reached through the autograd
 graph of that very forward. Nothing is inferred from a queue being empty.
@@ -15,26 +17,29 @@ There are five waits. Each is a method of its own below; tests/layer/test_protoc
 fifth, tests/swap/test_context.py show that the numbers go wrong without it.
 
 1. d2h_after_compute   D2H waits for compute: the tensor must have been written.
-2. retire_after_d2h    compute waits for D2H before the tensor's memory is given up, since compute
-                       (the only stream that allocates) may then write other data into it.
+2. retire_after_d2h    compute waits for a group's D2H before the tensors' memory is given up, since
+                       compute (the only stream that allocates) may then write other data into it.
 3. buffer_is_free      H2D waits for compute at the point where the buffer was allocated: compute
                        may still be using that memory for what it held before. As compute has
-                       waited for the context's D2H by then (2), H2D is ordered after it as well.
+                       waited for the group's D2H by then (2), H2D is ordered after it as well.
 4. read_after_h2d      compute waits for a group's H2D before it first reads from the group.
-5. free_after_h2d      compute waits for the H2D of groups that nobody read, before the buffer's
+5. free_after_h2d      compute waits for the H2D of a group that nobody read, before the buffer's
                        memory is given up.
 
 Host blocks need no wait of their own: a block is given back after (4) or (5), and its next D2H
 waits for compute (1); blocks of a context that is dropped without a backward are next written by
 the same D2H stream, in order.
 
-Who frees what: sources die at `retire`, buffers and host blocks at `release`, both by the engine's
-`let_go`, which fills them with NaN first under --memo-poison. At the turn from forward to backward
-the last two contexts have not been retired; their backward reads the forward's own tensors.
+Who frees what: sources die when their group is retired, buffers when it is let go, both by the
+engine's `let_go`, which fills them with NaN first under --memo-poison; host blocks go back at
+`release`. At the turn from forward to backward the last groups have not been retired; their
+backward reads the forward's own tensors.
 
 Nothing is allocated on a side stream and `record_stream` is never needed.
 """
 
+import itertools
+import weakref
 from collections import deque
 from collections.abc import Sequence
 
@@ -45,36 +50,11 @@ from megatron_memo.config import MemoConfig
 from megatron_memo.swap.backend import Backend, Copy, Event
 from megatron_memo.swap.context import LayerContext
 from megatron_memo.swap.host import HostPool
+from megatron_memo.swap.layer_pass import Depth, LayerPass, Portion
 
 IN_FLIGHT_LAYERS = 2  # the paper's two rounding buffers
 _UNTOLD = {"exposed_d2h_s": None, "exposed_h2d_s": None}
 POISON_BYTE = 0xFF  # NaN in every IEEE floating-point type
-
-
-class LayerPass:
-    """One layer's forward and backward of one micro-batch, as the engine sees it.
-
-    Attributes:
-        own: the layer's context; None if the layer does not swap.
-    """
-
-    def __init__(self, engine: "SwapEngine", own: LayerContext | None, below: LayerContext | None):
-        self._engine = engine
-        self.own = own
-        self._below = below
-
-    def begin_backward(self) -> None:
-        """The layer's own tensors are needed now, those of the layer below next."""
-        self._engine.begin_backward(self.own)
-        for context in (self.own, self._below):
-            if context is not None:
-                context.prefetch()
-        self._below = None
-
-    def end_backward(self) -> None:
-        """The gradient of the layer's input is complete."""
-        if self.own is not None:
-            self.own.release()
 
 
 class SwapEngine:
@@ -91,47 +71,70 @@ class SwapEngine:
         self.host = HostPool(backend.new_host_block, backend.synchronize)
         self._sync = sync
         self._poison = poison
-        self._in_flight: deque[LayerContext | None] = deque()
-        self._tail: LayerContext | None = None
+        self._in_flight: deque[Portion] = deque()
+        self._tail: weakref.ref[LayerPass] | None = None
+        self._numbers = itertools.count()
         self._abandoned: deque[LayerContext] = deque()  # appended to by any thread
         self.device = torch.device("cpu")
         self.reset_interval()
 
     # ---- called by the layer
 
-    def begin_layer(self, *, first: bool, swaps: bool, device: torch.device) -> "LayerPass":
-        """A layer's forward starts. Retires the layer two before it.
+    def begin_layer(
+        self, *, first: bool, swaps: bool, device: torch.device, depth: Depth = None
+    ) -> LayerPass:
+        """A layer's forward starts.
 
         Args:
             first: the layer is the model chunk's first; a new pass begins.
             swaps: whether the layer swaps at all.
             device: where the layer computes.
+            depth: steps after which what the layer put is given up, and before which it comes
+                back; None gives up the layer two before it now, and its own two layers later.
         """
         self.device = device
         while self._abandoned:
             self._abandoned.popleft().release()
-        if first:
-            self._tail = None
-        while len(self._in_flight) >= IN_FLIGHT_LAYERS:
-            oldest = self._in_flight.popleft()
-            if oldest is not None:
-                oldest.retire()
-        below = self._tail
+        below = None if first or self._tail is None else self._tail()
         own = LayerContext(self) if swaps else None
-        self._in_flight.append(own)
-        if own is not None:
-            self._tail = own
-        return LayerPass(self, own, below)
+        passing = LayerPass(self, next(self._numbers), own, below, depth)
+        if depth is None:
+            self._keep_in_flight(IN_FLIGHT_LAYERS - 1)
+            self._in_flight.append(Portion(passing.number, None, own, None))
+        self._tail = weakref.ref(passing)  # its graph holds it, for as long as it has a backward
+        return passing
 
-    def begin_backward(self, context: LayerContext | None) -> None:
-        """A layer's backward starts. If the layers in flight are of another micro-batch, their
-        turn comes later: one of them is retired for each layer that goes backward, so that its D2H
-        has the time of a layer, as in forward.
+    # ---- called by the layer's pass
+
+    def step_has_ended(self, portion: Portion, depth: int) -> None:
+        """A step of a forward is over; the one `depth` before it is given up."""
+        self._in_flight.append(portion)
+        self._keep_in_flight(depth)
+
+    def take_turn(self, owner: int, step: int | None = None) -> None:
+        """A pass goes backward, from `step` on (None: from its end on).
+
+        What it has in flight there it reads itself, and lets go. If all that is in flight is of
+        others, their turn comes later: one portion is retired for each that goes backward, so that
+        its D2H has the time of one, as in forward.
         """
-        if context is not None and context not in self._in_flight and self._in_flight:
-            oldest = self._in_flight.popleft()
-            if oldest is not None:
-                oldest.retire()
+        if any(portion.owner == owner for portion in self._in_flight):
+            if step is not None:
+                self.leave(owner, step)
+        elif self._in_flight:
+            self._in_flight.popleft().retire()
+
+    def leave(self, owner: int, step: int = 0) -> None:
+        """What a pass has in flight from `step` on is its backward's affair now."""
+        self._in_flight = deque(
+            portion
+            for portion in self._in_flight
+            if portion.owner != owner or (portion.step or 0) < step
+        )
+
+    def _keep_in_flight(self, portions: int) -> None:
+        while len(self._in_flight) > portions:
+            self._in_flight.popleft().retire()
 
     def abandon(self, context: LayerContext) -> None:
         """Takes a context that nobody refers to any more; it is released at the next layer."""
@@ -180,6 +183,12 @@ class SwapEngine:
             if not _shared(tensor, own=1):
                 self.poison(tensor)
 
+    def new_buffer(self, nbytes: int) -> Tensor:
+        """Device memory for what comes back, flat uint8; the present compute stream's."""
+        buffer = self.backend.device_buffer(nbytes, self.device)
+        self.poison(buffer)
+        return buffer
+
     def poison(self, tensor: Tensor) -> None:
         """Under --memo-poison: NaN into memory whose content nobody may rely on (flat uint8)."""
         if self._poison:
@@ -192,12 +201,21 @@ class SwapEngine:
         self._stats: dict[str, float] = dict.fromkeys(
             ("d2h_bytes", "h2d_bytes", "exposed_d2h_s", "exposed_h2d_s"), 0
         )
+        self._busy_before = self.backend.busy_seconds()
 
     def stats(self) -> dict[str, float | None]:
-        """Bytes moved since `reset_interval` and seconds that compute stood still for it (None
-        where the backend cannot tell); host bytes held."""
+        """Since `reset_interval`: bytes moved, seconds that compute stood still for it, seconds
+        during which each direction was copying (None where the backend cannot tell), so that
+        bytes over busy seconds is the bandwidth achieved; and host bytes held now."""
         told = dict(self._stats) if self.backend.tells_waiting else {**self._stats, **_UNTOLD}
-        return {**told, "host_bytes": self.host.total_bytes}
+        busy: dict[str, float | None] = {"d2h_busy_s": None, "h2d_busy_s": None}
+        now = self.backend.busy_seconds()
+        if now is not None and self._busy_before is not None:
+            busy = {
+                "d2h_busy_s": now[0] - self._busy_before[0],
+                "h2d_busy_s": now[1] - self._busy_before[1],
+            }
+        return {**told, **busy, "host_bytes": self.host.total_bytes}
 
     def _count(self, name: str, copies: Sequence[Copy]) -> None:
         self._stats[name] += sum(copy.device.numel() for copy in copies)

@@ -43,6 +43,9 @@ class MetaBackend:
     def synchronize(self) -> None:
         """Nothing is under way."""
 
+    def busy_seconds(self) -> tuple[float, float] | None:
+        return None
+
     def new_host_block(self, nbytes: int) -> HostBlock:
         return CountedBlock(nbytes)
 

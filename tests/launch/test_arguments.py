@@ -31,11 +31,17 @@ def test_one_flag_is_enough():
 def test_every_flag_reaches_the_config():
     args = parse(
         *("--memo-swap-ratio", "1", "--memo-chunks", "3", "--memo-resident-layers", "0"),
-        *("--memo-sync", "--memo-poison"),
+        *("--memo-sync", "--memo-poison", "--memo-prefetch-depth", "4"),
     )
     assert memo_config_from_args(args) == MemoConfig(
-        swap_ratio=1.0, chunks=3, resident_layers=0, sync=True, poison=True
+        swap_ratio=1.0, chunks=3, resident_layers=0, sync=True, poison=True, prefetch_depth=4
     )
+
+
+@pytest.mark.parametrize("word", ["auto", "layers"])
+def test_a_prefetch_depth_may_be_a_word(word):
+    config = memo_config_from_args(parse("--memo-swap-ratio", "1", "--memo-prefetch-depth", word))
+    assert config == MemoConfig(swap_ratio=1.0, prefetch_depth=word)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +59,15 @@ def test_every_flag_reaches_the_config():
             ["--memo-swap-ratio", "0.5", "--memo-resident-layers", "-1"],
             "--memo-resident-layers -1: must be 0 or more",
         ),
+        (
+            ["--memo-swap-ratio", "0.5", "--memo-prefetch-depth", "0"],
+            "--memo-prefetch-depth 0: must be a whole number from 1, auto or layers",
+        ),
+        (
+            ["--memo-swap-ratio", "0.5", "--memo-prefetch-depth", "all"],
+            "--memo-prefetch-depth all: must be",
+        ),
+        (["--memo-prefetch-depth", "layers"], "--memo-prefetch-depth layers: has no effect"),
         (["--memo-chunks", "4"], "--memo-chunks 4: has no effect without --memo-swap-ratio"),
         (["--memo-poison"], "--memo-poison: has no effect without --memo-swap-ratio"),
         (["--memo-resident-layers", "2"], "--memo-resident-layers 2: has no effect without"),

@@ -67,6 +67,9 @@ class _Synchronous:
     def synchronize(self):
         """Nothing is under way that a block's end could disturb: a late copy holds its block."""
 
+    def busy_seconds(self):
+        return None
+
     def new_host_block(self, nbytes):
         return HostBlock(nbytes)
 

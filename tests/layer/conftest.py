@@ -21,6 +21,8 @@ TOGETHER = {
         "flops",
         "peaks",
         "leaks",
+        "many_iterations",
+        "depths",
         "evaluation",
         "inputs_that_die_early",
         "changes_after_forward",

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import itertools
+import resource
 import time
 from contextlib import contextmanager
 
@@ -227,9 +228,12 @@ def peaks():
         )
         cases = {"stock": (config(style, layers=8), None)}
         cases["full recompute"] = (config(style, layers=8, **full), None)
-        for ratio, chunks in ((1.0, 1), (1.0, 4), (0.0, 4)):
-            settings = memo(ratio, chunks, poison=False, min_swap_bytes=4096)
-            cases[f"memo {ratio} {chunks}"] = (config(style, layers=8), settings)
+        for ratio, chunks, depth in (
+            *((1.0, 1, "layers"), (1.0, 4, "layers"), (0.0, 4, "auto")),
+            *((1.0, 8, "auto"), (1.0, 8, 4), (0.0, 8, 4)),
+        ):
+            settings = memo(ratio, chunks, poison=False, min_swap_bytes=4096, prefetch_depth=depth)
+            cases[f"memo {ratio} {chunks} {depth}"] = (config(style, layers=8), settings)
         answer[style] = {name: _peak(*case, sequence) for name, case in cases.items()}
         two = config(style, layers=2)
         # What two layers save when everything is kept: live after forward, less the output.
@@ -289,22 +293,67 @@ def leaks():
             finally:
                 handle.remove()
 
+    def failure_in_backward():
+        def boom(*_):
+            raise ArithmeticError
+
+        for broken in (built.layers[2].mlp, built.layers[1].self_attention.core_attention):
+            handle = broken.register_full_backward_pre_hook(boom)
+            x = given.inputs[0].clone().requires_grad_()
+            y = built(hidden_states=x, attention_mask=None, rotary_pos_emb=given.rope)
+            try:
+                y.backward(given.output_grads[0])
+            except ArithmeticError:
+                pass
+            else:
+                raise AssertionError("the hook did not fire")
+            finally:
+                handle.remove()
+
     answer = {}
     for name, between in {
         "nothing": lambda: None,
         "forward only": forward_only,
         "evaluation": evaluation,
         "failure": failure,
+        "failure in backward": failure_in_backward,
+        "other depth": lambda: run(
+            with_settings(built, memo(0.5, 3, prefetch_depth="layers")), given
+        ),
     }.items():
         counts = []
         for _ in range(5):
             between()
-            got = run(built, given)
+            got = run(with_settings(built, memo(0.5, 3, prefetch_depth=2)), given)
             same = not differing(reference, got)
             del got
             counts.append((live(), get_engine().stats()["host_bytes"], same))
         answer[name] = counts
     return answer
+
+
+def many_iterations():
+    """What a small block holds after its iterations: live tensors, host bytes, resident bytes."""
+    cfg = config("llama", layers=2)
+    given = data(cfg, 64)
+    built = block(cfg, memo(0.5, 3, prefetch_depth=2))
+    held = []
+    gc.collect()
+    gc.disable()  # cycles of ours would pile up
+    try:
+        for iteration in range(200):
+            run(built, given)
+            if iteration % 20 == 19:
+                tensors = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+                held.append((tensors, get_engine().stats()["host_bytes"], _resident_bytes()))
+    finally:
+        gc.enable()
+    return held
+
+
+def _resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def evaluation():
@@ -608,6 +657,27 @@ def forced_delays():
     fresh_engine(engine)
     run(built, given)
     answer["exposed_h2d_s"] = engine.stats()["exposed_h2d_s"]
+    return answer
+
+
+def depths():
+    """Every depth under the worst schedules and a random one: what differs."""
+    cfg = config("llama", layers=4)
+    given = data(cfg, 96, 2)
+    built = block(cfg, memo(0.5, 3))
+    answer = {}
+    for ratio in (0.5, 1.0):
+        kept = run(with_settings(built, memo(ratio, 3, resident_layers=EVERYTHING)), given)
+        for depth in (1, 3, "layers"):
+            with_settings(built, memo(ratio, 3, prefetch_depth=depth))
+            for backend in (
+                adversary.Late(),
+                adversary.Early(),
+                adversary.Delayed(d2h_seconds=0.0005, h2d_seconds=0.0005),
+            ):
+                fresh_engine(SwapEngine(backend, poison=True))
+                name = f"{type(backend).__name__} {ratio} {depth}"
+                answer[name] = differing(kept, run(built, given))
     return answer
 
 

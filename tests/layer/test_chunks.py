@@ -64,6 +64,8 @@ def test_a_chosen_number_grows_with_the_sequence_up_to_a_limit():
         ({"swap_ratio": float("nan")}, "--memo-swap-ratio nan"),
         ({"swap_ratio": 0.5, "chunks": 0}, "--memo-chunks 0"),
         ({"swap_ratio": 0.5, "resident_layers": -1}, "--memo-resident-layers -1"),
+        ({"swap_ratio": 0.5, "prefetch_depth": 0}, "--memo-prefetch-depth 0"),
+        ({"swap_ratio": 0.5, "prefetch_depth": "many"}, "--memo-prefetch-depth many"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_flag(arguments, flag):
@@ -74,6 +76,7 @@ def test_settings_out_of_range_are_refused_by_flag(arguments, flag):
 def test_settings_come_from_the_environment_for_scripts_without_the_flags():
     env = {"MEMO_SWAP_RATIO": "0.25", "MEMO_CHUNKS": "3", "MEMO_POISON": "1"}
     assert MemoConfig.from_env(env) == MemoConfig(0.25, chunks=3, poison=True)
+    assert MemoConfig.from_env({"MEMO_PREFETCH_DEPTH": "5"}) == MemoConfig(0.5, prefetch_depth=5)
     assert MemoConfig.from_env({}) == MemoConfig(0.5)
     with pytest.raises(ValueError, match="MEMO_CHUNKS='many': must be an integer"):
         MemoConfig.from_env({"MEMO_CHUNKS": "many"})

@@ -34,6 +34,12 @@ def test_slow_late_or_early_copies_change_no_bit_from_iteration_0_on(answers, sc
     assert by_schedule[schedule] == [[], []]
 
 
+def test_no_depth_changes_a_bit_under_any_schedule(answers):
+    (differing,) = answers("depths", 1)
+    assert len(differing) == 18
+    assert not {name: names for name, names in differing.items() if names}
+
+
 def test_time_that_compute_stands_still_for_copies_is_counted(answers):
     (by_schedule,) = answers("forced_delays", 1)
     assert by_schedule["exposed_h2d_s"] > 0.01

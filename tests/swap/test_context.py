@@ -8,9 +8,9 @@ import torch
 
 from megatron_memo.config import MemoConfig
 from megatron_memo.swap.backend import Copy
-from megatron_memo.swap.context import Place
 from megatron_memo.swap.cpu import HostThreadBackend, ThreadEvent
 from megatron_memo.swap.engine import SwapEngine, get_engine, set_engine
+from megatron_memo.swap.group import Place
 from megatron_memo.swap.host import HostBlock, HostPool
 
 
@@ -21,6 +21,11 @@ def engine():
 
 def new_context(engine, first=True):
     return engine.begin_layer(first=first, swaps=True, device=torch.device("cpu")).own
+
+
+def place(context):
+    (group,) = context.groups()
+    return group.place
 
 
 def there_and_back(engine, *tensors):
@@ -110,7 +115,7 @@ def test_a_layer_is_retired_when_the_second_one_after_it_begins(engine):
         context.put(torch.randn(100))
         context.flush()
         contexts.append(context)
-    assert [c.place.name for c in contexts] == ["HOST", "HOST", "SOURCE", "SOURCE"]
+    assert [place(c) for c in contexts] == [Place.HOST] * 2 + [Place.SOURCE] * 2
 
 
 def test_layers_that_keep_count_as_layers_in_flight(engine):
@@ -119,7 +124,7 @@ def test_layers_that_keep_count_as_layers_in_flight(engine):
     context.flush()
     for _ in range(2):
         engine.begin_layer(first=False, swaps=False, device=torch.device("cpu"))
-    assert context.place.name == "HOST"
+    assert place(context) is Place.HOST
 
 
 def test_the_backward_of_a_layer_fetches_the_one_below(engine):
@@ -129,14 +134,14 @@ def test_the_backward_of_a_layer_fetches_the_one_below(engine):
     for _ in range(2):
         resident = engine.begin_layer(first=False, swaps=False, device=torch.device("cpu"))
     resident.begin_backward()
-    assert below.own.place.name == "BUFFER"
+    assert place(below.own) is Place.BUFFER
 
 
 def test_the_next_pass_does_not_reach_into_the_last_one(engine):
     new_context(engine)
     first_of_next = engine.begin_layer(first=True, swaps=True, device=torch.device("cpu"))
     first_of_next.begin_backward()  # would prefetch the last pass's layer if it were chained
-    assert first_of_next._below is None
+    assert first_of_next.below is None
 
 
 def test_host_memory_is_exact_and_reused(engine):
@@ -175,7 +180,7 @@ def test_an_error_in_a_copy_reaches_the_training_thread(engine):
     context = new_context(engine)
     context.put(torch.randn(100))
     context.flush()
-    host = context._groups[0].host
+    host = context.groups()[0].host
     bad = Copy(torch.empty(10, dtype=torch.uint8), host, host.nbytes)  # outside of the block
     event = engine.backend.d2h([bad], after=None)
     with pytest.raises(RuntimeError, match="activation copy failed"):
@@ -227,7 +232,6 @@ def test_a_context_that_is_collected_on_a_copy_thread_does_not_make_it_wait_for_
     context.put(torch.randn(1000))
     context.flush()
     engine._in_flight.clear()
-    engine._tail = None
     held = [context]
     del context
     done = engine.backend._d2h.submit(held.clear, after=None)
@@ -342,17 +346,16 @@ def test_host_blocks_have_the_size_asked_for():
 
 def test_layers_in_flight_are_retired_one_by_one_when_another_micro_batch_goes_backward(engine):
     def forward():
-        passes = [
-            engine.begin_layer(first=first, swaps=True, device=torch.device("cpu"))
-            for first in (True, False, False)
-        ]
-        for one in passes:
+        passes = []
+        for first in (True, False, False):
+            one = engine.begin_layer(first=first, swaps=True, device=torch.device("cpu"))
             one.own.put(torch.randn(50))
             one.own.flush()
+            passes.append(one)
         return passes
 
     older, newer = forward(), forward()
-    places = lambda passes: [one.own.place for one in passes]  # noqa: E731
+    places = lambda passes: [place(one.own) for one in passes]  # noqa: E731
     assert places(older) == [Place.HOST] * 3
     assert places(newer) == [Place.HOST, Place.SOURCE, Place.SOURCE]
     older[2].begin_backward()
@@ -374,4 +377,4 @@ def test_the_first_layer_of_a_pass_brings_back_nothing_of_another_pass(engine):
         one.own.flush()
         one.own.retire()
     second.begin_backward()
-    assert [one.own.place for one in first] == [Place.HOST] * 2
+    assert [place(one.own) for one in first] == [Place.HOST] * 2
