@@ -178,8 +178,8 @@ class LayerContext:
             check_unchanged(stored.watched, stored.version)
             flat = stored.source
         else:
-            if group.buffer is None:  # let go, not yet fetched, or landed where it is others'
-                self.wait_for(group)
+            if group.buffer is None:  # let go, not yet fetched, or landed where others read it;
+                # then this copy comes after the one that landed, so who waits for it waits for both
                 self._start_h2d(group, None)
             self.wait_for(group)
             assert group.buffer is not None

@@ -1,6 +1,7 @@
 """One layer's tensors: what is moved, what is shared, what comes back, what is given up."""
 
 import gc
+import time
 import weakref
 
 import pytest
@@ -99,6 +100,18 @@ def test_retiring_gives_up_the_device_memory(engine):
     assert storage() is not None
     context.retire()
     assert storage() is None
+
+
+def test_retired_memory_that_is_used_again_is_not_taken_for_what_it_held(engine):
+    memory = torch.full((1000,), 1.0)
+    context = new_context(engine)
+    handles = []
+    for value in (1.0, 2.0):
+        memory.fill_(value)
+        handles.append(context.put(memory))
+        context.flush()
+        context.retire()
+    assert [context.get(handle).unique().tolist() for handle in handles] == [[1.0], [2.0]]
 
 
 def test_retired_memory_that_somebody_else_holds_is_not_poisoned(engine):
@@ -281,6 +294,33 @@ def test_compute_is_recorded_after_the_tensor_and_after_the_buffer_were_made():
     for _ in range(2):
         there_and_back(engine, torch.randn(100))
     assert engine.backend.log == ["record", "d2h", "buffer", "record", "h2d"] * 2
+
+
+def test_bytes_over_busy_seconds_is_what_the_copies_reached():
+    class Slow(HostThreadBackend):
+        def d2h(self, copies, after):
+            return self._d2h.submit(lambda: time.sleep(0.05), after)
+
+    engine = SwapEngine(Slow())
+    started = time.perf_counter()
+    context, (handle,) = there_and_back(engine, torch.randn(1000))
+    context.get(handle)
+    elapsed = time.perf_counter() - started
+    stats = engine.stats()
+    assert 0.05 <= stats["d2h_busy_s"] <= elapsed
+    assert 0 < stats["h2d_busy_s"] <= elapsed - 0.05
+    engine.reset_interval()
+    assert engine.stats()["d2h_busy_s"] == engine.stats()["h2d_busy_s"] == 0
+
+
+def test_waiting_for_what_a_copy_comes_after_is_not_copying():
+    backend = HostThreadBackend()
+    gate = ThreadEvent()
+    done = backend.h2d([], after=gate)
+    time.sleep(0.05)
+    gate.finish(None)
+    done.synchronize()
+    assert backend.busy_seconds()[1] < 0.05
 
 
 def test_waiting_that_a_backend_cannot_see_is_not_reported_as_none_at_all():

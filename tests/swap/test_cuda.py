@@ -10,7 +10,7 @@ import gc
 import pytest
 import torch
 
-from megatron_memo.swap.cuda import CudaStreamBackend, RegisteredBlock
+from megatron_memo.swap.cuda import MOST_EVENTS_WAITING, CudaStreamBackend, RegisteredBlock
 from megatron_memo.swap.engine import SwapEngine, get_engine, set_engine
 from tests.stub_cuda.stubbed import lateness, stub_counts, stub_here
 
@@ -211,6 +211,28 @@ def test_a_copy_under_way_does_not_hold_up_the_host(engine, device, driver, late
     got = context.get(handle).clone()
     assert not engine.backend._d2h.query()  # nothing of this has been done yet
     assert torch.equal(got.cpu(), values(0))
+
+
+def test_time_that_copies_take_is_read_without_waiting_for_any(engine, device, late):
+    source = values(0).to(device)
+    context = engine.begin_layer(first=True, swaps=True, device=device).own
+    context.put(source)
+    late(engine.backend._d2h)
+    context.flush()
+    assert engine.stats()["d2h_busy_s"] == 0  # under way
+    assert not engine.backend._d2h.query()
+    torch.cuda.synchronize()
+    clock = engine.backend._d2h_clock
+    assert len(clock._waiting) == 1
+    assert engine.stats()["d2h_busy_s"] > 0
+    assert not clock._waiting
+
+
+def test_nobody_need_ask_for_the_time_that_copies_take(engine, device):
+    for _ in range(2 * MOST_EVENTS_WAITING):
+        engine.backend.h2d([], None)
+        torch.cuda.synchronize()
+    assert len(engine.backend._h2d_clock._waiting) <= MOST_EVENTS_WAITING
 
 
 def test_a_host_block_is_unlocked_when_it_is_closed(driver):
