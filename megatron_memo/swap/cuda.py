@@ -4,13 +4,17 @@ Seen on a stubbed driver (tests/stub_cuda): order of streams and events, registr
 yet seen on hardware: no GPU was at hand when this was written.
 """
 
+import functools
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from megatron_memo.swap import numa
 from megatron_memo.swap.backend import Copy, Event
 from megatron_memo.swap.host import HostBlock
 
@@ -20,13 +24,21 @@ MOST_EVENTS_WAITING = 256  # pairs, before those that are over are read
 class RegisteredBlock(HostBlock):
     """Host memory page-locked where it lies, so that copies are asynchronous.
 
+    Args:
+        nbytes: its size.
+        node: the NUMA node whose memory it should be; None for any.
+
     It is unlocked when it is closed, and also when it is collected without that, as with an engine
     that was replaced: the addresses would stay locked, and the next mapping there could not be.
     """
 
-    def __init__(self, nbytes: int):
+    def __init__(self, nbytes: int, node: int | None = None):
         super().__init__(nbytes)
         address = self.tensor.data_ptr()
+        if node is not None:
+            refused = numa.prefer(address, nbytes, node)
+            if refused is not None:
+                _warn_once(f"host memory does not come from NUMA node {node}: {refused}")
         status = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)
         if int(status) != 0:
             raise MemoryError(
@@ -51,6 +63,8 @@ class CudaStreamBackend:
         self._d2h = torch.cuda.Stream()
         self._h2d = torch.cuda.Stream()
         self._d2h_clock, self._h2d_clock = _Clock(), _Clock()
+        device: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self._node = numa.node_of(device.pci_domain_id, device.pci_bus_id, device.pci_device_id)
 
     def record_compute(self) -> Event:
         return torch.cuda.current_stream().record_event()
@@ -85,7 +99,7 @@ class CudaStreamBackend:
         return self._d2h_clock.seconds(), self._h2d_clock.seconds()
 
     def new_host_block(self, nbytes: int) -> HostBlock:
-        return RegisteredBlock(nbytes)
+        return RegisteredBlock(nbytes, self._node)
 
     def device_buffer(self, nbytes: int, device: torch.device) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -115,6 +129,11 @@ class _Clock:
 
 def _timed() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(f"megatron_memo: {text}", stacklevel=2)
 
 
 def _host_view(copy: Copy) -> Tensor:

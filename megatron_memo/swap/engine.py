@@ -46,7 +46,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megatron_memo.config import MemoConfig
+from megatron_memo.config import HostSettings, MemoConfig
 from megatron_memo.swap.backend import Backend, Copy, Event
 from megatron_memo.swap.context import LayerContext
 from megatron_memo.swap.host import HostPool
@@ -64,11 +64,19 @@ class SwapEngine:
         backend: the device's streams.
         sync: wait for every copy at once.
         poison: fill memory with NaN when it is given up.
+        host: how much host memory there is.
     """
 
-    def __init__(self, backend: Backend, *, sync: bool = False, poison: bool = False):
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        sync: bool = False,
+        poison: bool = False,
+        host: HostSettings = HostSettings(),  # noqa: B008 (frozen)
+    ):
         self.backend = backend
-        self.host = HostPool(backend.new_host_block, backend.synchronize)
+        self.host = HostPool(backend.new_host_block, backend.synchronize, host.budget)
         self._sync = sync
         self._poison = poison
         self._in_flight: deque[Portion] = deque()
@@ -228,23 +236,28 @@ def _shared(tensor: Tensor, own: int) -> bool:
 
 
 _engine: SwapEngine | None = None
-_made_for: tuple[bool, bool] | None = None  # sync, poison of an engine made here
+# Of an engine made here: sync, poison, host.
+_made_for: tuple[bool, bool, HostSettings] | None = None
 
 
 def get_engine(config: MemoConfig | None = None) -> SwapEngine:
     """The process's engine, made at the first call for the device that is there.
 
     Args:
-        config: sync and poison; an engine made for others is replaced. None takes what is there.
+        config: sync, poison and host; an engine made for others is replaced. None takes what is
+            there.
     """
     global _engine, _made_for
-    if config is not None and _made_for not in (None, (config.sync, config.poison)):
-        assert _engine is not None
-        _engine.host.give_up_idle()
-        _engine = None
+    wanted = (False, False, HostSettings())
+    if config is not None:
+        wanted = (config.sync, config.poison, config.host)
+        if _made_for not in (None, wanted):
+            assert _engine is not None
+            _engine.host.give_up_idle()
+            _engine = None
     if _engine is None:
-        _made_for = (config.sync, config.poison) if config is not None else (False, False)
-        _engine = SwapEngine(_backend_here(), sync=_made_for[0], poison=_made_for[1])
+        _made_for = sync, poison, host = wanted
+        _engine = SwapEngine(_backend_here(), sync=sync, poison=poison, host=host)
     return _engine
 
 

@@ -31,7 +31,7 @@ def test_parameters_of_the_fullest_rank_are_upstreams_count():
         ]
     )
     args.kv_channels, args.padded_vocab_size, args.data_parallel_size = 128, 2048, 4
-    args.expert_tensor_parallel_size, args.num_query_groups = 1, None
+    args.expert_tensor_parallel_size, args.world_size, args.num_query_groups = 1, 8, None
     found = compat.parameters_of_fullest_rank(args)
     assert found == pytest.approx(4 * 12 * 1024**2 + 2048 * 1024, rel=0.01)
     assert args.num_query_groups is None  # upstream's function would have written into it

@@ -220,7 +220,7 @@ def test_host_memory_does_not_grow_with_the_number_of_different_sizes():
     pool = HostPool(HostBlock, quiesce=lambda: None)
     for size in range(4096, 4096 * 40, 4096):
         blocks = [pool.take(size) for _ in range(3)]
-        assert pool.total_bytes <= 3 * (size + 4096)
+        assert pool.total_bytes <= 4 * size  # a block to spare, until they are all idle again
         for block in blocks:
             pool.give_back(block)
     pool.give_up_idle()
@@ -251,7 +251,7 @@ def test_a_context_that_is_collected_on_a_copy_thread_does_not_make_it_wait_for_
     assert done._done.wait(timeout=30), "the copy thread waits for itself"
     assert not held
     new_context(engine)
-    assert engine.host._idle  # released by the next layer
+    assert engine.host.taken == 0  # released by the next layer
 
 
 def test_what_a_source_held_may_not_change_before_backward_reads_it(engine):
