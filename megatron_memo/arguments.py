@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from megatron_memo.config import (
     DEFAULT_RESIDENT_LAYERS,
+    Experts,
     MemoConfig,
     PlanSettings,
     depth_from_text,
@@ -26,6 +27,7 @@ _NEED_RATIO: dict[str, Any] = {
     "memo_prefetch_depth": None,
     "memo_loss_chunks": None,
     "memo_host_budget": None,
+    "memo_moe_experts": None,
     "memo_sync": False,
     "memo_poison": False,
 }
@@ -81,6 +83,15 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         "A small N needs the least memory; a large one leaves copies more time. 'auto', the "
         "default, is one layer's steps, so that attention's time can hide all copies, and fewer "
         "above 262144 tokens; 'layers' is two whole layers, as in the MEMO paper.",
+    )
+    group.add_argument(
+        "--memo-moe-experts",
+        choices=[policy.value for policy in Experts],
+        help="What happens to what a mixture of experts (--num-experts) saves for backward, "
+        "whatever the ratio, which is for attention and dense layers: experts work on whole "
+        "sequences, so that routing and its losses stay those of Megatron. 'swap', the default, "
+        "moves it to host memory. 'recompute' moves the experts' inputs only, and runs the experts "
+        "again in backward; routing is saved and not repeated. 'keep' leaves it on the device.",
     )
     group.add_argument(
         "--memo-modules",
@@ -198,6 +209,15 @@ def memo_config_from_args(args: argparse.Namespace) -> MemoConfig | None:
                     "--memo-swap-ratio (0.5 is a good start), or drop the flag."
                 )
         return None
+    experts = getattr(args, "memo_moe_experts", None)
+    # A checkpoint may bring the experts.
+    may_have_experts = getattr(args, "num_experts", None) or getattr(
+        args, "use_checkpoint_args", False
+    )
+    if experts is not None and not may_have_experts:
+        raise ValueError(
+            f"--memo-moe-experts {experts}: has no effect without --num-experts. Drop the flag."
+        )
     return MemoConfig(
         swap_ratio=ratio,
         chunks=chunks,
@@ -205,6 +225,7 @@ def memo_config_from_args(args: argparse.Namespace) -> MemoConfig | None:
         sync=bool(getattr(args, "memo_sync", False)),
         poison=bool(getattr(args, "memo_poison", False)),
         prefetch_depth=depth_from_text(getattr(args, "memo_prefetch_depth", None) or "auto"),
+        moe_experts=Experts.SWAP if experts is None else Experts(experts),
     )
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 # The layer reads these when it is reached through `--spec` from a script that does not know the
 # memo flags (see megatron_memo.layer.spec.memo_layer_spec).
@@ -12,6 +13,7 @@ ENV_RESIDENT = "MEMO_RESIDENT_LAYERS"
 ENV_DEPTH = "MEMO_PREFETCH_DEPTH"
 ENV_SYNC = "MEMO_SYNC"
 ENV_POISON = "MEMO_POISON"
+ENV_EXPERTS = "MEMO_MOE_EXPERTS"
 
 DEFAULT_RATIO = 0.5
 DEFAULT_RESIDENT_LAYERS = 2
@@ -27,6 +29,14 @@ class HostSettings:
     """
 
     budget: int | None = None
+
+
+class Experts(StrEnum):
+    """What happens to what a mixture of experts saves between forward and backward."""
+
+    KEEP = "keep"  # stays on the device
+    SWAP = "swap"  # to host memory and back
+    RECOMPUTE = "recompute"  # the experts' inputs as under SWAP, the rest is computed again
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,7 @@ class MemoConfig:
         prefetch_depth: how many steps (a chunk's half of a layer, or the attention) a swapped
             tensor stays on the device after it was made, and comes back before it is read; "auto"
             and "layers": see `layer.depth`.
+        moe_experts: for layers with a mixture of experts. Their attention goes by `swap_ratio`.
     """
 
     swap_ratio: float
@@ -58,6 +69,7 @@ class MemoConfig:
     min_swap_bytes: int = 1 << 16
     host: HostSettings = HostSettings()
     prefetch_depth: int | str = "auto"
+    moe_experts: Experts = Experts.SWAP
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.swap_ratio <= 1.0:  # also catches NaN
@@ -97,6 +109,7 @@ class MemoConfig:
             sync=_number(env, ENV_SYNC, int, 0) != 0,
             poison=_number(env, ENV_POISON, int, 0) != 0,
             prefetch_depth=depth_from_text(env.get(ENV_DEPTH) or "auto"),
+            moe_experts=_experts(env.get(ENV_EXPERTS, "")),
         )
 
 
@@ -122,6 +135,16 @@ class PlanSettings:
     def wanted(self) -> bool:
         """Anything at all is asked for."""
         return self.plan != "off" or self.budget is not None
+
+
+def _experts(text: str) -> Experts:
+    names = [policy.value for policy in Experts]
+    if text and text not in names:
+        raise ValueError(
+            f"environment variable {ENV_EXPERTS}={text!r}: must be one of {', '.join(names)}. "
+            "Unset it to use the default."
+        )
+    return Experts(text or Experts.SWAP)
 
 
 def _number(env, name, kind, default):

@@ -11,13 +11,15 @@ WINDOW_TOKENS = 1 << 18  # `auto` has so many tokens' worth of one layer in flig
 @dataclass(frozen=True)
 class Steps:
     """A layer's steps in the order of its forward: each chunk up to the attention, the attention,
-    each chunk after it.
+    each chunk after it, a mixture of experts over all chunks.
 
     Attributes:
         chunks: of the layer.
+        experts: the layer has a mixture of experts.
     """
 
     chunks: int
+    experts: bool = False
 
     def pre(self, chunk: int) -> int:
         return chunk
@@ -30,12 +32,13 @@ class Steps:
         return self.chunks + 1 + chunk
 
     @property
-    def last(self) -> int:
+    def last_chunk(self) -> int:
+        """Of the steps that have a chunk."""
         return 2 * self.chunks
 
     @property
     def count(self) -> int:
-        return 2 * self.chunks + 1
+        return 2 * self.chunks + 1 + self.experts
 
 
 def prefetch_steps(memo: MemoConfig, steps: Steps, tokens: int) -> int | None:

@@ -28,18 +28,23 @@ class ParameterSums:
         layer: whose modules' parameters.
         chunks: how often each is used.
         fusion: upstream adds gradients of weights to `main_grad` by itself.
+        used_once: a part of the layer that all chunks together use once; nothing is to be summed.
     """
 
-    def __init__(self, layer: nn.Module, *, chunks: int, fusion: bool):
+    def __init__(
+        self, layer: nn.Module, *, chunks: int, fusion: bool, used_once: nn.Module | None = None
+    ):
         self._entries: list[tuple[nn.Module, str, nn.Parameter, _Sum, Tensor]] = []
         if not torch.is_grad_enabled():
             return
+        once = frozenset() if used_once is None else frozenset(used_once.modules())
         for module in layer.modules():
+            several = chunks > 1 and module not in once
             for name, parameter in module._parameters.items():
                 if parameter is None or not parameter.requires_grad:
                     continue
                 fused = fusion and parameter.dim() > 1 and hasattr(parameter, "main_grad")
-                if fused or (chunks > 1 and parameter.dtype in SHORT_TYPES):
+                if fused or (several and parameter.dtype in SHORT_TYPES):
                     total = _Sum(parameter)
                     self._entries.append((module, name, parameter, total, total.anchor(parameter)))
 

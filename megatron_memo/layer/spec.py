@@ -29,7 +29,7 @@ def memo_spec(layer_spec: ModuleSpec, config, memo: MemoConfig | None) -> Module
     """An upstream layer spec with memo's layer, and our modules where upstream's do not do.
 
     Args:
-        layer_spec: spec of a dense self-attention TransformerLayer; not changed.
+        layer_spec: spec of a self-attention TransformerLayer, with or without experts; not changed.
         config: the TransformerConfig it will be built with.
         memo: None leaves upstream's layer and changes the modules only.
 
@@ -67,8 +67,15 @@ def block_spec(
         memo: None for upstream's layer over our modules.
         vp_stage: virtual pipeline stage.
     """
-    layer = memo_spec(default_layer_spec(model_config, vp_stage), model_config.transformer, memo)
-    count = get_num_layers_to_build(model_config.transformer, vp_stage)
+    config = model_config.transformer
+    upstream = default_layer_spec(model_config, vp_stage)
+    if isinstance(upstream, TransformerBlockSubmodules):  # layers with and without experts
+        return TransformerBlockSubmodules(
+            layer_specs=[memo_spec(layer, config, memo) for layer in upstream.layer_specs],
+            layer_norm=_our_norm_for(upstream.layer_norm),
+        )
+    layer = memo_spec(upstream, config, memo)
+    count = get_num_layers_to_build(config, vp_stage)
     return TransformerBlockSubmodules(
         layer_specs=[layer] * count, layer_norm=_our_norm_for(LayerNormImpl)
     )
@@ -78,7 +85,7 @@ def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -
     """For an unmodified script: `--spec megatron_memo.layer.spec memo_layer_spec`.
 
     The script does not know memo's flags; settings come from MEMO_SWAP_RATIO (default 0.5),
-    MEMO_CHUNKS, MEMO_RESIDENT_LAYERS, MEMO_SYNC and MEMO_POISON.
+    MEMO_CHUNKS, MEMO_RESIDENT_LAYERS, MEMO_MOE_EXPERTS, MEMO_SYNC and MEMO_POISON.
     """
     from megatron.training import get_args, print_rank_0
 

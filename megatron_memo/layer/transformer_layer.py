@@ -6,6 +6,7 @@ The layer is three steps (MEMO, section 4.1, at the granularity of token chunks 
     core attention over the whole sequence, once
     post  per chunk: output projection, residual, norm, MLP, residual
 
+Where the MLP is a mixture of experts, post ends before it, and it runs over all tokens (see `moe`).
 Each step is upstream's own code (see `stand_in`). All chunks form one plain autograd graph.
 """
 
@@ -24,6 +25,7 @@ from megatron_memo.config import MemoConfig
 from megatron_memo.layer.attention import AttentionStep, QkvStore
 from megatron_memo.layer.chunks import Chunk, Fate, plan_chunks
 from megatron_memo.layer.depth import Steps, prefetch_steps
+from megatron_memo.layer.moe import before_experts, run_experts
 from megatron_memo.layer.parameter_sum import ParameterSums
 from megatron_memo.layer.rows import Rows, Source, Target, on_backward
 from megatron_memo.layer.segment import Base, Segment
@@ -114,7 +116,7 @@ class _ChunkedForward:
         saves = torch.is_grad_enabled()
         keeps = layer.resident or not saves
         self.chunks = plan_chunks(layer.memo, self.n, self.ranks, keep=keeps)
-        self.steps = Steps(len(self.chunks))
+        self.steps = Steps(len(self.chunks), experts=layer.is_moe_layer)
         self.passing: LayerPass | None = None
         if saves:
             self.passing = get_engine(layer.memo).begin_layer(
@@ -126,7 +128,10 @@ class _ChunkedForward:
         self.context = self.passing.own if self.passing is not None else None
         self.micro_batch = phases.current_micro_batch(layer.stage)
         self.sums = ParameterSums(
-            layer, chunks=len(self.chunks), fusion=config.gradient_accumulation_fusion
+            layer,
+            chunks=len(self.chunks),
+            fusion=config.gradient_accumulation_fusion,
+            used_once=layer.mlp if layer.is_moe_layer else None,
         )
         # Parameters outlive the step; a chunk's RoPE rows are held by its segment. Nothing else may
         # be known by address alone (see the NOTEs in `segment`).
@@ -153,10 +158,12 @@ class _ChunkedForward:
         qkv, store = self.pre(take, fetch_x)
         out, fetch_out = self.attend(qkv, store)
         del qkv
-        y = self.post(taken, fetch_x, out, fetch_out)
+        parts = self.post(taken, fetch_x, out, fetch_out)
+        y = self.experts(*parts) if self.layer.is_moe_layer else parts[0]
         if passing is None:
             return y
-        return on_backward(y, partial(_begin_backward, passing, self.phase(BACKWARD)))
+        first = self.steps.count - 1
+        return on_backward(y, partial(_begin_backward, passing, first, self.phase(BACKWARD)))
 
     # ---- the three steps
 
@@ -203,16 +210,22 @@ class _ChunkedForward:
         if store is None or self.context is None:
             out, fetch_out = core(*qkv), _nothing
         else:
-            reads = Reads(self.steps.last, self.steps.attention)
+            reads = Reads(self.steps.last_chunk, self.steps.attention)
             step = AttentionStep(self.context, store, reads, self.layer.memo.min_swap_bytes)
             out, fetch_out = step.run(core, qkv), step.fetch_output
         self.end_step()
         return out, fetch_out
 
-    def post(self, taken: list[Tensor], fetch_x: Fetch, out: Tensor, fetch_out: Fetch) -> Tensor:
-        """The layer's output over this rank's tokens, chunk by chunk."""
+    def post(
+        self, taken: list[Tensor], fetch_x: Fetch, out: Tensor, fetch_out: Fetch
+    ) -> tuple[Tensor, ...]:
+        """The layer's output over this rank's tokens, chunk by chunk; of a layer with experts what
+        these take (see `moe.before_experts`)."""
         layer, values = self.layer, out.detach()
-        source, target, tokens = Source(out, self.begins(self.steps.attention)), Target(), []
+        source = Source(out, self.begins(self.steps.attention))
+        count = 2 if layer.is_moe_layer else 1
+        targets = tuple(Target() for _ in range(count))
+        tokens: tuple[list[Tensor], ...] = tuple([] for _ in range(count))
         anchor = source.anchor(out)
         has_fc2 = "linear_fc2" in layer.mlp._modules
         for index, (chunk, rows) in enumerate(zip(self.chunks, taken, strict=True)):
@@ -229,12 +242,30 @@ class _ChunkedForward:
                 last_gemm=(layer.mlp, "linear_fc2") if has_fc2 else None,
             )
             with self.sums.of_one_chunk():
-                (y,) = segment.run(rows, source.take(anchor, everywhere, out_rows))
+                parts = segment.run(rows, source.take(anchor, everywhere, out_rows))
             self.end_step()
             begins = self.begins(self.steps.post(index), index)
-            tokens.append(target.put(self.local(chunk), y, begins))
-            del y, out_rows
-        return target.join(tokens)
+            for target, token_list, part in zip(targets, tokens, parts, strict=True):
+                token_list.append(target.put(self.local(chunk), part, begins))
+            del parts, part, out_rows
+        return tuple(
+            target.join(token_list) for target, token_list in zip(targets, tokens, strict=True)
+        )
+
+    def experts(self, hidden: Tensor, normed: Tensor) -> Tensor:
+        """The layer's output over this rank's tokens, from what `post` made for its experts."""
+        self.enter(FORWARD)
+        layer = self.layer
+
+        def make_segment(function: Any, fate: Fate, bases: list[Base]) -> Segment:
+            return self.segment(Chunk(0, self.n, fate), function, bases)
+
+        with self.sums.of_one_chunk():
+            y = run_experts(
+                layer, layer.memo.moe_experts, make_segment, self.context, hidden, normed
+            )
+        self.end_step()
+        return y
 
     # ---- markers
 
@@ -281,7 +312,7 @@ class _ChunkedForward:
         # Recomputed chunks come last, so backward begins with one if there is any, and that reads
         # the input; swapped ones read it in their first half only.
         recomputes = self.chunks[-1].fate is Fate.RECOMPUTE
-        context.flush(Reads(steps.last if recomputes else steps.attention - 1, 0))
+        context.flush(Reads(steps.last_chunk if recomputes else steps.attention - 1, 0))
         return lambda: context.get(handle)
 
     def end_step(self) -> None:
@@ -313,9 +344,10 @@ def _table_rows(table: Tensor, rows: Rows) -> Tensor:
     return cache[key]
 
 
-def _begin_backward(passing: LayerPass, phase: Phase) -> None:
+def _begin_backward(passing: LayerPass, step: int, phase: Phase) -> None:
     phases.enter(phase)
     passing.begin_backward()
+    passing.begin_backward_step(step)
 
 
 def _begin_step(passing: LayerPass | None, step: int, phase: Phase) -> None:
@@ -365,8 +397,9 @@ def _qkv(layer: MemoTransformerLayer, rope: Any, x: Tensor) -> tuple[Tensor, ...
 
 def _after_attention(
     layer: MemoTransformerLayer, x: Tensor, attention_output: Tensor
-) -> tuple[Tensor]:
-    """Upstream's layer forward after the core attention, for rows x of the layer input."""
+) -> tuple[Tensor, ...]:
+    """Upstream's layer forward after the core attention, for rows x of the layer input; of a layer
+    with experts up to these."""
     projection = layer.self_attention.linear_proj
 
     def project(*_args: Any, **_kwargs: Any) -> Any:
@@ -374,4 +407,6 @@ def _after_attention(
 
     with standing_in(layer, input_layernorm=lambda t: t, self_attention=project):
         hidden, _ = layer._forward_attention(x)
+    if layer.is_moe_layer:
+        return before_experts(layer, hidden)
     return (layer._forward_mlp(hidden),)

@@ -124,7 +124,8 @@ def _pretrain(
         ranks = args.tensor_model_parallel_size if args.sequence_parallel else 1
         head = head_of(args, device_memory(args))
         loss = "" if head is None else f"; loss in {head.chunks} token chunks"
-        log(describe(memo, args.seq_length, ranks, args.num_layers) + loss)
+        experts = f"; experts: {memo.moe_experts.value}" if args.num_experts else ""
+        log(describe(memo, args.seq_length, ranks, args.num_layers) + experts + loss)
 
     listening: Any = nullcontext()
     if planned is not None:

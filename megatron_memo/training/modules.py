@@ -64,8 +64,8 @@ def layer_spec(memo: MemoConfig | None) -> Spec:
 
 def _upstream_refuses(args: argparse.Namespace) -> str:
     """Why upstream's local modules would not run with these flags; empty if they would."""
-    # A spec, or a layer that upstream builds by itself, is the user's choice.
-    if getattr(args, "spec", None) or getattr(args, "num_experts", None):
+    # A spec is the user's choice.
+    if getattr(args, "spec", None):
         return ""
     # RMSNorm is torch's in upstream's local spec even where apex is installed.
     if _have_apex_norm() and args.normalization != "RMSNorm":

@@ -11,7 +11,7 @@ from megatron_memo.arguments import (
     measured_iteration,
     memo_config_from_args,
 )
-from megatron_memo.config import MemoConfig
+from megatron_memo.config import Experts, MemoConfig
 
 
 def parse(*words):
@@ -26,6 +26,18 @@ def test_without_flags_memo_is_off():
 
 def test_one_flag_is_enough():
     assert memo_config_from_args(parse("--memo-swap-ratio", "0.5")) == MemoConfig(swap_ratio=0.5)
+
+
+@pytest.mark.parametrize("policy", list(Experts))
+def test_what_experts_do_reaches_the_config(policy):
+    args = parse("--memo-swap-ratio", "0", "--memo-moe-experts", policy.value)
+    args.num_experts = 4
+    assert memo_config_from_args(args) == MemoConfig(swap_ratio=0.0, moe_experts=policy)
+
+
+def test_a_policy_for_experts_of_a_dense_model_is_refused():
+    with pytest.raises(ValueError, match=r"--memo-moe-experts keep: has no effect without --num-"):
+        memo_config_from_args(parse("--memo-swap-ratio", "0", "--memo-moe-experts", "keep"))
 
 
 def test_every_flag_reaches_the_config():
@@ -69,6 +81,10 @@ def test_a_prefetch_depth_may_be_a_word(word):
         ),
         (["--memo-prefetch-depth", "layers"], "--memo-prefetch-depth layers: has no effect"),
         (["--memo-chunks", "4"], "--memo-chunks 4: has no effect without --memo-swap-ratio"),
+        (
+            ["--memo-moe-experts", "keep"],
+            "--memo-moe-experts keep: has no effect without --memo-swap-ratio",
+        ),
         (["--memo-poison"], "--memo-poison: has no effect without --memo-swap-ratio"),
         (["--memo-resident-layers", "2"], "--memo-resident-layers 2: has no effect without"),
     ],

@@ -30,6 +30,8 @@ TOGETHER = {
         "fusion_under_ddp",
         "state_dicts",
         "markers",
+        "experts",
+        "experts_memory",
         "protocol_mutations",
         "forced_delays",
         "footprints",
@@ -41,6 +43,7 @@ TOGETHER = {
         "gradient_accumulation_fusion",
         "state_dicts",
         "footprints",
+        "experts_over_ranks",
     ),
 }
 

@@ -14,6 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -62,16 +63,21 @@ def config(style: str, *, layers=4, dtype=torch.float32, dropout=0.0, **other) -
 
 def block(cfg: TransformerConfig, memo: MemoConfig | None, seed: int = 7) -> TransformerBlock:
     """Layers of `cfg`, upstream's over our modules (memo None) or memo's; same weights by seed."""
+    layer = get_gpt_layer_local_spec(normalization=cfg.normalization, qk_layernorm=cfg.qk_layernorm)
+    return block_of([layer] * cfg.num_layers, cfg, memo, seed)
+
+
+def block_of(
+    layers: list[ModuleSpec], cfg: TransformerConfig, memo: MemoConfig | None, seed: int = 7
+) -> TransformerBlock:
+    """`block` of the given upstream layers."""
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
-    layer = memo_spec(
-        get_gpt_layer_local_spec(normalization=cfg.normalization, qk_layernorm=cfg.qk_layernorm),
-        cfg,
-        memo,
-    )
     built = TransformerBlock(
         cfg,
-        TransformerBlockSubmodules(layer_specs=[layer] * cfg.num_layers, layer_norm=norm),
+        TransformerBlockSubmodules(
+            layer_specs=[memo_spec(layer, cfg, memo) for layer in layers], layer_norm=norm
+        ),
         post_layer_norm=False,
     ).train()
     torch.manual_seed(99)

@@ -14,7 +14,8 @@ def test_steps_are_numbered_in_the_order_of_forward():
     steps = Steps(3)
     pre, post = [steps.pre(i) for i in range(3)], [steps.post(i) for i in range(3)]
     assert [*pre, steps.attention, *post] == list(range(steps.count))
-    assert steps.last == steps.count - 1
+    assert steps.last_chunk == steps.count - 1
+    assert Steps(3, experts=True).count == steps.count + 1
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 8])

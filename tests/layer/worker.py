@@ -7,9 +7,12 @@ import json
 import sys
 
 import harness  # first: it activates the platform before anything imports Megatron
+import moe_scenarios
 import scenarios
 import torch.distributed as dist
 from megatron.core import parallel_state
+
+SCENARIOS = (scenarios, moe_scenarios)
 
 
 def main(out: str, *names: str) -> None:
@@ -19,7 +22,8 @@ def main(out: str, *names: str) -> None:
     for name in names:
         harness.fresh_engine()
         gathered = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, getattr(scenarios, name)())
+        where = next(module for module in SCENARIOS if hasattr(module, name))
+        dist.all_gather_object(gathered, getattr(where, name)())
         answers[name] = gathered
     if dist.get_rank() == 0:
         with open(out, "w") as file:
