@@ -194,6 +194,28 @@ def wrap_train_step(
     training.train_step = wrapped
 
 
+def change_mtp_spec(change: Callable[[Any, Any, Any], Any]) -> None:
+    """Let a function decide what multi-token prediction is made of.
+
+    Touches ``megatron.training.models.gpt.mtp_block_spec`` (0.19), which ``GPTModelBuilder`` looks
+    up by name and which takes upstream's own layer for every prediction, whatever the spec of the
+    model's layers says. Can go when a model config holds a spec of its prediction layers.
+
+    Args:
+        change: called with upstream's spec (or None), the spec of the model's layers and the model
+            config; returns the spec to use.
+    """
+    from megatron.training.models import gpt
+
+    upstream = gpt.mtp_block_spec
+
+    @functools.wraps(upstream)
+    def changed(config: Any, layer_spec: Any, vp_stage: int | None = None) -> Any:
+        return change(upstream(config, layer_spec, vp_stage=vp_stage), layer_spec, config)
+
+    gpt.mtp_block_spec = changed
+
+
 def checkpoint_args(args: argparse.Namespace) -> argparse.Namespace | None:
     """The arguments that the checkpoint ``--load`` names was written with.
 

@@ -244,14 +244,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "--heterogeneous-layers-config-encoded-json {}",
     ),
     Refusal(
-        "--mtp-num-layers",
-        "mtp_num_layers",
-        _given("mtp_num_layers"),
-        "adds multi-token prediction, whose layers memo does not build yet",
-        _DROP,
-        "--mtp-num-layers 1",
-    ),
-    Refusal(
         "--transformer-impl",
         "transformer_impl",
         _is("transformer_impl", "inference_optimized"),

@@ -5,6 +5,8 @@ build s x s scores; Transformer Engine's and Apex's modules stay.
 """
 
 import copy
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -18,6 +20,7 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.training.models.gpt import GPTModelConfig, default_layer_spec
 
+from megatron_memo import compat
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.chunks import describe
 from megatron_memo.layer.transformer_layer import MemoTransformerLayer
@@ -57,6 +60,17 @@ def memo_spec(layer_spec: ModuleSpec, config, memo: MemoConfig | None) -> Module
     return spec
 
 
+@dataclass
+class MemoBlockSubmodules(TransformerBlockSubmodules):
+    """A block's layers by `block_spec`; layers of multi-token prediction follow its example.
+
+    Attributes:
+        memo: as `memo_spec` takes it.
+    """
+
+    memo: MemoConfig | None = None
+
+
 def block_spec(
     model_config: GPTModelConfig, memo: MemoConfig | None, vp_stage: int | None = None
 ) -> TransformerBlockSubmodules:
@@ -70,15 +84,44 @@ def block_spec(
     config = model_config.transformer
     upstream = default_layer_spec(model_config, vp_stage)
     if isinstance(upstream, TransformerBlockSubmodules):  # layers with and without experts
-        return TransformerBlockSubmodules(
+        return MemoBlockSubmodules(
             layer_specs=[memo_spec(layer, config, memo) for layer in upstream.layer_specs],
             layer_norm=_our_norm_for(upstream.layer_norm),
+            memo=memo,
         )
     layer = memo_spec(upstream, config, memo)
     count = get_num_layers_to_build(config, vp_stage)
-    return TransformerBlockSubmodules(
-        layer_specs=[layer] * count, layer_norm=_our_norm_for(LayerNormImpl)
+    return MemoBlockSubmodules(
+        layer_specs=[layer] * count, layer_norm=_our_norm_for(LayerNormImpl), memo=memo
     )
+
+
+def _mtp_spec(spec: Any, block: Any, model_config: GPTModelConfig) -> Any:
+    """Upstream's spec of the multi-token prediction behind `block`, like the layers of that.
+
+    Args:
+        spec: upstream's MultiTokenPredictionBlockSubmodules, or None where there is none.
+        block: spec of the model's layers; left alone unless it is one of `block_spec`.
+        model_config: upstream's GPTModelConfig.
+    """
+    if spec is None or not isinstance(block, MemoBlockSubmodules):
+        return spec
+    layers = []
+    for layer in spec.layer_specs:
+        parts = dataclasses.replace(
+            layer.submodules,
+            enorm=_our_norm_for(layer.submodules.enorm),
+            hnorm=_our_norm_for(layer.submodules.hnorm),
+            layer_norm=_our_norm_for(layer.submodules.layer_norm),
+            mtp_model_layer=memo_spec(
+                layer.submodules.mtp_model_layer, model_config.transformer, block.memo
+            ),
+        )
+        layers.append(dataclasses.replace(layer, submodules=parts))
+    return dataclasses.replace(spec, layer_specs=layers)
+
+
+compat.change_mtp_spec(_mtp_spec)
 
 
 def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -> Any:
@@ -94,7 +137,8 @@ def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -
     args, config, memo = get_args(), model_config.transformer, MemoConfig.from_env()
     check_supported(args, memo)
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
-    what = describe(memo, args.seq_length, ranks, config.num_layers)
+    layers = config.num_layers + (config.mtp_num_layers or 0)
+    what = describe(memo, args.seq_length, ranks, layers)
     print_rank_0(f"megatron_memo: layers from --spec, {what}")
     return block_spec(model_config, memo, vp_stage)
 

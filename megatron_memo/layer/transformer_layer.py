@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
@@ -70,9 +71,16 @@ class MemoTransformerLayer(TransformerLayer):
         self.memo = memo
         given = inspect.signature(TransformerLayer).bind(*args, **kwargs).arguments
         # `layer_number` counts over all stages; what was given counts over this model chunk.
-        self.first_of_chunk = given.get("layer_number", 1) == 1
+        # Layers of multi-token prediction count for themselves and come after all others.
+        follows = self.is_mtp_layer and get_num_layers_to_build(self.config, given.get("vp_stage")) > 0
+        self.first_of_chunk = given.get("layer_number", 1) == 1 and not follows
         staged = self.config.virtual_pipeline_model_parallel_size is not None
         self.stage: int | None = given.get("vp_stage") if staged else None
+
+    @property
+    def position(self) -> int:
+        """The layer's number among all of the model's, from 1, as forward meets them."""
+        return self.layer_number + (self.config.num_layers if self.is_mtp_layer else 0)
 
     @property
     def resident(self) -> bool:
@@ -81,7 +89,8 @@ class MemoTransformerLayer(TransformerLayer):
         Only the last pipeline stage has any: on the others, a micro-batch's backward begins when
         the later stages are through with it.
         """
-        return self.layer_number > self.config.num_layers - self.memo.resident_layers
+        layers = self.config.num_layers + (self.config.mtp_num_layers or 0)
+        return self.position > layers - self.memo.resident_layers
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         """[n, b, h] -> ([n, b, h], context), n this rank's tokens; arguments are upstream's."""
@@ -271,7 +280,7 @@ class _ChunkedForward:
 
     def phase(self, direction: str, chunk: int | None = None) -> Phase:
         layer = self.layer
-        return Phase(LAYER, direction, self.micro_batch, layer.layer_number, chunk, layer.stage)
+        return Phase(LAYER, direction, self.micro_batch, layer.position, chunk, layer.stage)
 
     def enter(self, direction: str, chunk: int | None = None) -> None:
         """The whole layer, or one of its chunks, is at work from here on."""

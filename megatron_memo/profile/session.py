@@ -97,7 +97,7 @@ class Session:
         mark_model(chunks)
         self.place = place(chunks)
         self.resident = tuple(
-            int(module.layer_number)  # type: ignore[arg-type]
+            int(module.position)  # type: ignore[arg-type]
             for chunk in chunks
             for module in chunk.modules()
             if getattr(module, "resident", False)

@@ -118,6 +118,8 @@ def _check_tokens(args: argparse.Namespace, memo: MemoConfig | None) -> None:
 
 def _check_residency(args: argparse.Namespace, memo: MemoConfig | None) -> None:
     layers = getattr(args, "num_layers", None)
+    if layers is not None:
+        layers += getattr(args, "mtp_num_layers", None) or 0
     if memo is not None and layers is not None and memo.resident_layers >= layers:
         raise ValueError(
             f"--memo-resident-layers {memo.resident_layers}: keeps the activations of all "

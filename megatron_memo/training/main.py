@@ -125,7 +125,8 @@ def _pretrain(
         head = head_of(args, device_memory(args))
         loss = "" if head is None else f"; loss in {head.chunks} token chunks"
         experts = f"; experts: {memo.moe_experts.value}" if args.num_experts else ""
-        log(describe(memo, args.seq_length, ranks, args.num_layers) + experts + loss)
+        layers = args.num_layers + (args.mtp_num_layers or 0)
+        log(describe(memo, args.seq_length, ranks, layers) + experts + loss)
 
     listening: Any = nullcontext()
     if planned is not None:
