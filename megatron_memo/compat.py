@@ -202,8 +202,8 @@ def change_mtp_spec(change: Callable[[Any, Any, Any], Any]) -> None:
     model's layers says. Can go when a model config holds a spec of its prediction layers.
 
     Args:
-        change: called with upstream's spec (or None), the spec of the model's layers and the model
-            config; returns the spec to use.
+        change: called with upstream's spec (or None), the spec of the model's layers and their
+            TransformerConfig; returns the spec to use.
     """
     from megatron.training.models import gpt
 
@@ -211,9 +211,55 @@ def change_mtp_spec(change: Callable[[Any, Any, Any], Any]) -> None:
 
     @functools.wraps(upstream)
     def changed(config: Any, layer_spec: Any, vp_stage: int | None = None) -> Any:
-        return change(upstream(config, layer_spec, vp_stage=vp_stage), layer_spec, config)
+        spec = upstream(config, layer_spec, vp_stage=vp_stage)
+        return change(spec, layer_spec, config.transformer)
 
     gpt.mtp_block_spec = changed
+
+
+def change_mtp_loss(process: Callable[..., Any], count: Callable[..., Any]) -> None:
+    """Run the losses of multi-token prediction through the given functions.
+
+    Touches ``process_mtp_loss`` as ``megatron.core.models.gpt.gpt_model`` has it, and
+    ``_compute_mtp_acceptance_counts`` of ``megatron.core.transformer.multi_token_prediction``
+    (0.19), which it calls by name. Can go when upstream's ``output_processor`` is asked for these
+    losses as well.
+
+    Args:
+        process: called with upstream's function and, by name, its arguments.
+        count: called with upstream's function and its arguments; the first is what
+            ``output_layer`` returned for logits.
+    """
+    from megatron.core.models.gpt import gpt_model
+    from megatron.core.transformer import multi_token_prediction as mtp
+
+    gpt_model.process_mtp_loss = functools.partial(process, gpt_model.process_mtp_loss)
+    mtp._compute_mtp_acceptance_counts = functools.partial(
+        count, mtp._compute_mtp_acceptance_counts
+    )
+
+
+def mtp_best_tokens(
+    logits: torch.Tensor, output_layer: Any, gathered: bool | None, group: Any
+) -> torch.Tensor:
+    """The token with the highest logit, [s, b], as upstream finds it to count right predictions.
+
+    Touches ``_mtp_logits_are_vocab_sharded`` and ``_vocab_parallel_argmax`` of
+    ``megatron.core.transformer.multi_token_prediction`` (0.19). Can go with ``change_mtp_loss``.
+
+    Args:
+        logits: [s, b, v / tp], or [s, b, v] where they are gathered.
+        output_layer: what made them.
+        gathered: its ``runtime_gather_output``.
+        group: the tensor-parallel group, or None.
+    """
+    from megatron.core.transformer import multi_token_prediction as mtp
+
+    with torch.no_grad():
+        size = 1 if group is None else group.size()
+        if size > 1 and mtp._mtp_logits_are_vocab_sharded(output_layer, gathered):
+            return mtp._vocab_parallel_argmax(logits, group, size)
+        return torch.argmax(logits, dim=-1)
 
 
 def checkpoint_args(args: argparse.Namespace) -> argparse.Namespace | None:

@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.training.models.gpt import GPTModelConfig, default_layer_spec
 
@@ -96,13 +97,13 @@ def block_spec(
     )
 
 
-def _mtp_spec(spec: Any, block: Any, model_config: GPTModelConfig) -> Any:
+def mtp_spec(spec: Any, block: Any, config: TransformerConfig) -> Any:
     """Upstream's spec of the multi-token prediction behind `block`, like the layers of that.
 
     Args:
         spec: upstream's MultiTokenPredictionBlockSubmodules, or None where there is none.
         block: spec of the model's layers; left alone unless it is one of `block_spec`.
-        model_config: upstream's GPTModelConfig.
+        config: the TransformerConfig it will be built with.
     """
     if spec is None or not isinstance(block, MemoBlockSubmodules):
         return spec
@@ -113,15 +114,13 @@ def _mtp_spec(spec: Any, block: Any, model_config: GPTModelConfig) -> Any:
             enorm=_our_norm_for(layer.submodules.enorm),
             hnorm=_our_norm_for(layer.submodules.hnorm),
             layer_norm=_our_norm_for(layer.submodules.layer_norm),
-            mtp_model_layer=memo_spec(
-                layer.submodules.mtp_model_layer, model_config.transformer, block.memo
-            ),
+            mtp_model_layer=memo_spec(layer.submodules.mtp_model_layer, config, block.memo),
         )
         layers.append(dataclasses.replace(layer, submodules=parts))
     return dataclasses.replace(spec, layer_specs=layers)
 
 
-compat.change_mtp_spec(_mtp_spec)
+compat.change_mtp_spec(mtp_spec)
 
 
 def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -> Any:

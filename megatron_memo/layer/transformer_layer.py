@@ -72,7 +72,9 @@ class MemoTransformerLayer(TransformerLayer):
         given = inspect.signature(TransformerLayer).bind(*args, **kwargs).arguments
         # `layer_number` counts over all stages; what was given counts over this model chunk.
         # Layers of multi-token prediction count for themselves and come after all others.
-        follows = self.is_mtp_layer and get_num_layers_to_build(self.config, given.get("vp_stage")) > 0
+        follows = (
+            self.is_mtp_layer and get_num_layers_to_build(self.config, given.get("vp_stage")) > 0
+        )
         self.first_of_chunk = given.get("layer_number", 1) == 1 and not follows
         staged = self.config.virtual_pipeline_model_parallel_size is not None
         self.stage: int | None = given.get("vp_stage") if staged else None

@@ -29,6 +29,7 @@ from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from megatron_memo.training.loss_head import device_memory, head_of
 from megatron_memo.training.modelopt import distillation_loss
+from megatron_memo.training.mtp_head import predictions_by
 
 Batch = dict[str, Any]
 LossReport = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
@@ -203,7 +204,8 @@ def forward_step(
         else:
             head = head_of(args, device_memory(args))
             chunked = {} if head is None else {"output_processor": head}
-            output = model(*inputs, **targets, packed_seq_params=packed, **chunked)
+            with predictions_by(head):
+                output = model(*inputs, **targets, packed_seq_params=packed, **chunked)
     return output, functools.partial(loss_func, batch["loss_mask"], model=model)
 
 

@@ -16,14 +16,18 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_mtp_block_spec,
+)
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from megatron_memo.layer.spec import memo_spec
+from megatron_memo.layer.spec import MemoBlockSubmodules, memo_spec, mtp_spec
 from megatron_memo.ops.norm import norm
 from megatron_memo.profile.storage import StorageMeter
 from megatron_memo.training.loss_head import LossHead
+from megatron_memo.training.mtp_head import predictions_by
 
 LOCAL_TOKENS, BATCH, VOCABULARY = 53, 2, 320
 CHUNKS = (1, 2, 7, LOCAL_TOKENS)
@@ -44,10 +48,14 @@ def gpt(dtype, tied, vocabulary=VOCABULARY, **other):
     cfg = harness.config("llama", layers=1, dtype=DTYPES[dtype], **other)
     torch.manual_seed(7)
     model_parallel_cuda_manual_seed(7, force_reset_rng=True)
-    layer = memo_spec(get_gpt_layer_local_spec(normalization=cfg.normalization), cfg, None)
+    upstream = get_gpt_layer_local_spec(normalization=cfg.normalization)
+    layer = memo_spec(upstream, cfg, None)
+    block = MemoBlockSubmodules(layer_specs=[layer], layer_norm=norm)
+    further = get_gpt_mtp_block_spec(cfg, upstream, False) if cfg.mtp_num_layers else None
     return GPTModel(
         cfg,
-        TransformerBlockSubmodules(layer_specs=[layer], layer_norm=norm),
+        block,
+        mtp_block_spec=mtp_spec(further, block, cfg),
         vocab_size=vocabulary,
         max_sequence_length=1024,
         share_embeddings_and_output_weights=tied,
@@ -63,10 +71,12 @@ def batch(sequence):
     return dict(input_ids=tokens, position_ids=positions, attention_mask=None), labels, weights
 
 
-def run(model, chunks):
-    """Losses, gradients by name, and how often each parameter's hook ran; chunks None: stock."""
+def run(model, chunks, tokens=VOCABULARY):
+    """Losses, gradients by name, and how often each parameter's hook ran; chunks None: stock.
+    Labels are below `tokens`."""
     sequence = LOCAL_TOKENS * dist.get_world_size()
     inputs, labels, weights = batch(sequence)
+    labels %= tokens
     calls = dict.fromkeys((name for name, _ in model.named_parameters()), 0)
     handles = []
     for name, parameter in model.named_parameters():
@@ -77,7 +87,9 @@ def run(model, chunks):
 
         handles.append(parameter.register_post_accumulate_grad_hook(count))
     head = None if chunks is None else LossHead(chunks)
-    losses = model(**inputs, labels=labels, output_processor=head)
+    mask = weights.ne(0).float()
+    with predictions_by(head):
+        losses = model(**inputs, labels=labels, loss_mask=mask, output_processor=head)
     losses.backward(weights)
     for handle in handles:
         handle.remove()
@@ -117,6 +129,43 @@ def equality():
                     same_head=torch.equal(ours[head], grads[head]),
                     head_error=relative(ours[head], grads[head]),
                     calls=sorted(set(calls.values())),
+                )
+            )
+    return rows
+
+
+def further_tokens():
+    """Two further predictions in every number of chunks against stock: losses as logged, tokens
+    predicted right, gradients; and the peak of each."""
+    rows, vocabulary = [], 8192
+    for tied in (False, True):
+        shards = dist.get_world_size() > 1
+        model = gpt("fp32", tied, vocabulary, mtp_num_layers=2, sequence_parallel=shards)
+        with torch.no_grad():  # two tokens, on the first rank, stand out: some are predicted right
+            others = (
+                model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+            )
+            others[2 if dist.get_rank() == 0 else 0 :] *= 0.01
+        stock = None
+        for chunks in (None, 1, 7):
+            MTPLossLoggingHelper.tracker.clear()
+            with StorageMeter(ignore=list(model.parameters())) as meter:
+                losses, grads, calls = run(model, chunks, tokens=2)
+            logged = {
+                name: MTPLossLoggingHelper.tracker[name].tolist()
+                for name in ("loss_values", "correct_values", "total_values")
+            }
+            stock = stock or (losses, grads, logged)
+            rows.append(
+                dict(
+                    tied=tied,
+                    chunks=chunks,
+                    logged=logged,
+                    same_losses=torch.equal(losses, stock[0]),
+                    differing=[n for n in grads if not torch.equal(grads[n], stock[1][n])],
+                    error=max(relative(grads[n], stock[1][n]) for n in grads if stock[1][n].any()),
+                    calls=sorted(set(calls.values())),
+                    peak=meter.peak_bytes,
                 )
             )
     return rows
@@ -199,7 +248,7 @@ def main(out):
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
     answers = {}
-    for scenario in (equality, fused_weight_gradient, peaks, evaluation):
+    for scenario in (equality, further_tokens, fused_weight_gradient, peaks, evaluation):
         gathered = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, scenario())
         answers[scenario.__name__] = gathered

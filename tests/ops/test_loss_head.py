@@ -95,9 +95,34 @@ def test_the_comparison_sees_a_difference(rows):
     assert all(not r["same_head"] for r in rows if r["chunks"] in (2, 7))
 
 
+def test_losses_of_further_tokens_are_stocks_in_any_number_of_chunks(answers):
+    """One chunk bitwise in everything; in several a weight gradient is a sum in another order, and
+    the loss that is logged a sum over the same values."""
+    for rank in answers["further_tokens"]:
+        for tied in (False, True):
+            stock, one, several = (row for row in rank if row["tied"] is tied)
+            assert [row["chunks"] for row in (stock, one, several)] == [None, 1, 7]
+            assert min(stock["logged"]["correct_values"]) > 0
+            assert max(stock["logged"]["correct_values"]) < min(stock["logged"]["total_values"])
+            assert one["logged"] == several["logged"] == stock["logged"]
+            assert one["same_losses"] and several["same_losses"]
+            assert one["differing"] == []
+            terms = 3 * TOKENS * answers["ranks"] * BATCH
+            assert several["error"] <= 4 / math.pi * terms**1.5 * UNIT["fp32"]
+            assert several["differing"]  # the comparison sees a difference
+
+
+def test_logits_of_further_tokens_never_exist_whole(answers):
+    for rank in answers["further_tokens"]:
+        for tied in (False, True):
+            stock, _, several = (row for row in rank if row["tied"] is tied)
+            logits = 4 * 8192 * TOKENS * BATCH  # fp32, a rank's share of the vocabulary and tokens
+            assert several["peak"] < stock["peak"] - 2 * logits
+
+
 def test_hooks_of_every_parameter_run_once_a_pass(answers):
     """Megatron's data parallelism counts them."""
-    for scenario in ("equality", "fused_weight_gradient"):
+    for scenario in ("equality", "further_tokens", "fused_weight_gradient"):
         assert all(r["calls"] == [1] for rank in answers[scenario] for r in rank)
 
 
