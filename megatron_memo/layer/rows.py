@@ -30,6 +30,11 @@ class Rows:
         self.ranks, self.n, self.start, self.stop = ranks, n, start, stop
 
     @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Tells these rows from others, as a key."""
+        return self.ranks, self.n, self.start, self.stop
+
+    @property
     def all(self) -> bool:
         return self.start == 0 and self.stop == self.n
 

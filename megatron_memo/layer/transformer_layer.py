@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
@@ -28,9 +29,11 @@ from megatron_memo.layer.chunks import Chunk, Fate, plan_chunks
 from megatron_memo.layer.depth import Steps, prefetch_steps
 from megatron_memo.layer.moe import before_experts, run_experts
 from megatron_memo.layer.parameter_sum import ParameterSums
+from megatron_memo.layer.rope import rope_rows
 from megatron_memo.layer.rows import Rows, Source, Target, on_backward
 from megatron_memo.layer.segment import Base, Segment
 from megatron_memo.layer.stand_in import standing_in
+from megatron_memo.ops.packed import bounds_of, is_packed
 from megatron_memo.phases import BACKWARD, FORWARD, LAYER, Phase
 from megatron_memo.swap.engine import get_engine
 from megatron_memo.swap.group import Reads
@@ -47,7 +50,6 @@ _REFUSED_INPUTS = {
     "rotary_pos_cos_sin": "cosines and sines instead of a RoPE table",
     "context": "cross attention",
     "attention_bias": "an attention bias",
-    "packed_seq_params": "packed sequences",
     "padding_mask": "a padding mask",
     "sequence_len_offset": "a sequence offset",
 }
@@ -124,6 +126,9 @@ class _ChunkedForward:
         # Under sequence parallelism a rank holds n of s tokens and attention sees all ranks'.
         self.ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
         self.n = x.size(0)
+        self.packed = inputs.get("packed_seq_params")
+        if is_packed(self.packed):
+            _check_packed(self.packed, config, self.n * self.ranks)
         saves = torch.is_grad_enabled()
         keeps = layer.resident or not saves
         self.chunks = plan_chunks(layer.memo, self.n, self.ranks, keep=keeps)
@@ -186,7 +191,8 @@ class _ChunkedForward:
         store = QkvStore(self.context, self.steps.attention) if self.context is not None else None
         for index, chunk in enumerate(self.chunks):
             self.enter(FORWARD, index)
-            rows, rope, everywhere = take(chunk), self.rope_rows(chunk), self.everywhere(chunk)
+            rows, everywhere = take(chunk), self.everywhere(chunk)
+            rope = rope_rows(self.inputs.get("rotary_pos_emb"), everywhere, self.packed)
             segment = self.segment(
                 chunk,
                 partial(_qkv, layer, rope),
@@ -212,10 +218,16 @@ class _ChunkedForward:
         """Core attention's output over the whole sequence, and how backward gets it again."""
         self.enter(FORWARD)
         attention = self.layer.self_attention
-        mask = self.inputs.get("attention_mask")
+        mask, packed = self.inputs.get("attention_mask"), self.packed
 
         def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = attention.core_attention(q, k, v, mask, attn_mask_type=attention.attn_mask_type)
+            if is_packed(packed):  # as upstream hands them over: without a batch
+                q, k, v = (t.squeeze(1) for t in (q, k, v))
+            out = attention.core_attention(
+                q, k, v, mask, attn_mask_type=attention.attn_mask_type, packed_seq_params=packed
+            )
+            if is_packed(packed):
+                out = out.reshape(out.size(0), 1, -1)
             return out.contiguous()
 
         if store is None or self.context is None:
@@ -338,21 +350,15 @@ class _ChunkedForward:
         """The chunk in a tensor over the whole sequence."""
         return Rows(self.ranks, self.n, chunk.start, chunk.stop)
 
-    def rope_rows(self, chunk: Chunk) -> Any:
-        """The chunk's rows of rotary_pos_emb: [s, 1, 1, d], or a (query, key) pair of such."""
-        rope, rows = self.inputs.get("rotary_pos_emb"), self.everywhere(chunk)
-        if isinstance(rope, tuple):
-            return tuple(None if table is None else _table_rows(table, rows) for table in rope)
-        return None if rope is None else _table_rows(rope, rows)
 
-
-def _table_rows(table: Tensor, rows: Rows) -> Tensor:
-    """Rows of a RoPE table. Where that is a copy, all layers share it, for the table's life."""
-    cache = table.__dict__.setdefault("_memo_rows", {})
-    key = (rows.ranks, rows.n, rows.start, rows.stop)
-    if key not in cache:
-        cache[key] = rows.take(table)
-    return cache[key]
+def _check_packed(packed: Any, config: TransformerConfig, tokens: int) -> None:
+    """Refuses packed sequences that no chunk of one rank's tokens has its share of."""
+    if config.context_parallel_size > 1:
+        raise ValueError(
+            "memo does not support packed sequences that context-parallel ranks share. Use "
+            "--context-parallel-size 1."
+        )
+    bounds_of(packed, tokens)
 
 
 def _begin_backward(passing: LayerPass, step: int, phase: Phase) -> None:

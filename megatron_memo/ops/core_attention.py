@@ -2,12 +2,15 @@
 
 from contextlib import nullcontext
 
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from megatron_memo.ops.context_parallel import HeadExchange
 from megatron_memo.ops.flash_attention import flash_attention
+from megatron_memo.ops.packed import bounds_of, is_packed
 
 
 class FlashCoreAttention(MegatronModule):
@@ -33,11 +36,16 @@ class FlashCoreAttention(MegatronModule):
         **_unused_upstream_options,
     ):
         super().__init__(config=config)
+        self.exchange = None
         if config.context_parallel_size > 1:
-            raise ValueError(
-                f"--context-parallel-size {config.context_parallel_size}: memo's core attention "
-                "works on whole sequences. Use --transformer-impl transformer_engine."
-            )
+            if cp_comm_type not in (None, "a2a"):
+                raise ValueError(
+                    f"--cp-comm-type {cp_comm_type}: memo's own core attention trades heads for "
+                    "tokens between context-parallel ranks. Give --cp-comm-type a2a, or use "
+                    "--transformer-impl transformer_engine."
+                )
+            group = getattr(pg_collection, "cp", None)
+            self.exchange = HeadExchange(group or parallel_state.get_context_parallel_group())
         if getattr(config, "window_size", None) is not None:
             raise ValueError(
                 "--window-size: memo's own core attention has no sliding window. Use "
@@ -70,26 +78,36 @@ class FlashCoreAttention(MegatronModule):
     ) -> Tensor:
         """query [s, b, np, d], key and value [s, b, ng, d] -> [s, b, np*d].
 
-        `attention_mask` is not read where the mask type is causal, as in upstream's Transformer
-        Engine attention: the kernel knows the mask.
+        Packed sequences come without b, as upstream hands them over: [t, np, d] and [t, ng, d] ->
+        [t, np*d]. `attention_mask` is not read where the mask type is causal, as in upstream's
+        Transformer Engine attention: the kernel knows the mask.
         """
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         if kind not in (AttnMaskType.causal, AttnMaskType.no_mask):
             raise ValueError(f"memo's own core attention is causal; {kind} was asked for")
-        if attention_bias is not None or packed_seq_params is not None:
+        if attention_bias is not None:
+            raise ValueError("memo's own core attention takes no attention bias")
+        packed = is_packed(packed_seq_params)
+        if packed and self.exchange is not None:
             raise ValueError(
-                "memo's own core attention takes no attention bias and no packed sequences"
+                "memo's own core attention takes no packed sequences that context-parallel ranks "
+                "share. Use --context-parallel-size 1."
             )
+        if packed:
+            query, key, value = (t.unsqueeze(1) for t in (query, key, value))
         dropout_p = self.dropout_p if self.training else 0.0
         # Ranks hold different heads, so they drop with different random streams, as in upstream's
         # DotProductAttention; under sequence parallelism the block has switched to them already.
         switch = dropout_p > 0 and not self.config.sequence_parallel
         with get_cuda_rng_tracker().fork() if switch else nullcontext():
-            return flash_attention(
+            out = flash_attention(
                 query,
                 key,
                 value,
                 softmax_scale=self.softmax_scale,
                 dropout_p=dropout_p,
                 causal=kind == AttnMaskType.causal,
+                bounds=bounds_of(packed_seq_params, query.size(0)) if packed else None,
+                exchange=self.exchange,
             )
+        return out.squeeze(1) if packed else out

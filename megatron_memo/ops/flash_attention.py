@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from megatron_memo.ops.context_parallel import HeadExchange, NoExchange
+from megatron_memo.ops.packed import Bounds, PackedKernel
 from megatron_memo.ops.target import kernels_for
 
 HAVE_FLASH_ATTN = importlib.util.find_spec("flash_attn") is not None
@@ -25,21 +27,27 @@ def flash_attention(
     softmax_scale: float | None = None,
     dropout_p: float = 0.0,
     causal: bool = True,
+    bounds: Bounds | None = None,
+    exchange: HeadExchange | None = None,
 ) -> Tensor:
     """Softmax attention over the whole sequence.
 
     Args:
-        query: [s, b, np, d]
+        query: [s, b, np, d]; s are this rank's tokens where there is an exchange.
         key, value: [s, b, ng, d]; ng divides np (grouped-query attention).
         softmax_scale: factor on q k^T; 1/sqrt(d) if None.
         dropout_p: dropout of the attention weights; 0 on CPU, where no kernel has it.
         causal: token i attends to tokens 0..i only.
+        bounds: where the sequences begin that the tokens are (see `ops.packed`); b is 1 then. None
+            for one sequence.
+        exchange: of context-parallel ranks that share the sequence. Tokens are traded for heads
+            and back, in forward and again in backward: what is saved is this rank's own.
 
     Returns:
         [s, b, np*d], contiguous.
 
     Raises:
-        ValueError: dropout on CPU, or np not a multiple of ng.
+        ValueError: dropout on CPU, np not a multiple of ng, or heads that an exchange cannot share.
     """
     if query.size(2) % key.size(2):
         raise ValueError(f"{query.size(2)} query heads cannot share {key.size(2)} key heads")
@@ -49,9 +57,12 @@ def flash_attention(
             "CUDA. Give --attention-dropout 0."
         )
     scale = 1.0 / math.sqrt(query.size(3)) if softmax_scale is None else softmax_scale
-    if HAVE_FLASH_ATTN and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    plain = bounds is None and exchange is None
+    if HAVE_FLASH_ATTN and query.is_cuda and half and plain:
         return _flash_attn_package(query, key, value, scale, dropout_p, causal)
-    return _AtenFlash.apply(query, key, value, scale, dropout_p, causal)
+    call = scale, dropout_p, causal
+    return _AtenFlash.apply(query, key, value, call, bounds, exchange or NoExchange())
 
 
 def forward_flops(tokens: int, batch: int, heads: int, head_dim: int, *, causal: bool) -> int:
@@ -72,33 +83,44 @@ class _AtenFlash(torch.autograd.Function):
     """aten flash attention, by device and dtype; see `flash_attention` for shapes."""
 
     @staticmethod
-    def forward(ctx, query, key, value, scale, dropout_p, causal):
+    def forward(ctx, query, key, value, call, bounds, exchange):
         kernel = _kernel_for(query)
+        if bounds is not None:
+            kernel = PackedKernel(kernel, bounds)
         group = query.size(2) // key.size(2)
-        out, extra = kernel.forward(
-            _heads(query), _heads(key, group), _heads(value, group), scale, dropout_p, causal
-        )
-        out = out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1).contiguous()
+        q, k, v = (exchange.to_heads(t) for t in (query, key, value))
+        out, extra = kernel.forward(_heads(q), _heads(k, group), _heads(v, group), *call)
+        del q, k, v
+        out = exchange.to_tokens(out.permute(2, 0, 1, 3))
+        out = out.reshape(query.size(0), query.size(1), -1).contiguous()
         ctx.save_for_backward(query, key, value, out, *extra)
-        ctx.kernel, ctx.call = kernel, (scale, dropout_p, causal)
+        ctx.kernel, ctx.call, ctx.exchange = kernel, call, exchange
         ctx.group = group
         return out
 
     @staticmethod
     def backward(ctx, grad_out):
         query, key, value, out, *extra = ctx.saved_tensors
-        as_heads = (query.size(0), query.size(1), query.size(2), query.size(3))
+        exchange = ctx.exchange
+        grad, q, k, v, out = (
+            exchange.to_heads(t)
+            for t in (grad_out.reshape(query.shape), query, key, value, out.view(query.shape))
+        )
+        del query, key, value, grad_out
         grads = ctx.kernel.backward(
-            _heads(grad_out.reshape(as_heads)),
-            _heads(query),
-            _heads(key, ctx.group),
-            _heads(value, ctx.group),
-            _heads(out.view(as_heads)),
+            _heads(grad),
+            _heads(q),
+            _heads(k, ctx.group),
+            _heads(v, ctx.group),
+            _heads(out),
             extra,
             *ctx.call,
         )
+        del grad, q, k, v, out, extra
         dq, dk, dv = (g.permute(2, 0, 1, 3) for g in grads)
-        return dq, _sum_group(dk, ctx.group), _sum_group(dv, ctx.group), None, None, None
+        dk, dv = _sum_group(dk, ctx.group), _sum_group(dv, ctx.group)
+        dq, dk, dv = (exchange.to_tokens(g) for g in (dq, dk, dv))
+        return dq, dk, dv, None, None, None
 
 
 def _heads(t: Tensor, group: int = 1) -> Tensor:

@@ -35,6 +35,7 @@ TOGETHER = {
         "protocol_mutations",
         "forced_delays",
         "footprints",
+        "packed",
     ),
     2: (
         "batch_of_two",
@@ -44,20 +45,24 @@ TOGETHER = {
         "state_dicts",
         "footprints",
         "experts_over_ranks",
+        "packed",
     ),
 }
 
 
 @pytest.fixture(scope="session")
 def answers(tmp_path_factory):
-    """answers(scenario, ranks) -> what each rank's scenario returned."""
+    """answers(scenario, ranks) -> what each rank's scenario returned.
+
+    With `cp`, that many of the ranks share a sequence.
+    """
 
     @cache
-    def run(names: tuple[str, ...], ranks: int):
+    def run(names: tuple[str, ...], ranks: int, cp: int):
         out = tmp_path_factory.mktemp("answers") / "out.json"
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
-            "--standalone", str(HERE / "worker.py"), str(out), *names,
+            "--standalone", str(HERE / "worker.py"), str(out), str(cp), *names,
         ]  # fmt: skip
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -65,8 +70,9 @@ def answers(tmp_path_factory):
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
         return json.loads(out.read_text())
 
-    def answer(scenario: str, ranks: int):
-        names = TOGETHER[ranks] if scenario in TOGETHER[ranks] else (scenario,)
-        return run(names, ranks)[scenario]
+    def answer(scenario: str, ranks: int, cp: int = 1):
+        together = TOGETHER.get(ranks, ()) if cp == 1 else ()
+        names = together if scenario in together else (scenario,)
+        return run(names, ranks, cp)[scenario]
 
     return answer

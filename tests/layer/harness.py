@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
@@ -99,6 +100,7 @@ class Data:
     inputs: list[torch.Tensor]
     output_grads: list[torch.Tensor]
     rope: torch.Tensor | None
+    packed: PackedSeqParams | None = None
 
     def to(self, dtype: torch.dtype) -> "Data":
         return Data(
@@ -132,7 +134,12 @@ def run(built: TransformerBlock, given: Data, seed: int = 5) -> Result:
     outputs, input_grads = [], []
     for values, grad in zip(given.inputs, given.output_grads, strict=True):
         x = values.clone().requires_grad_()
-        y = built(hidden_states=x, attention_mask=None, rotary_pos_emb=given.rope)
+        y = built(
+            hidden_states=x,
+            attention_mask=None,
+            rotary_pos_emb=given.rope,
+            packed_seq_params=given.packed,
+        )
         y.backward(grad)
         outputs.append(y.detach().clone())
         input_grads.append(x.grad)

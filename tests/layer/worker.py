@@ -1,6 +1,8 @@
 """Runs `scenarios` on every rank of a torchrun and writes their answers as JSON, a list per rank.
 
-torchrun --nproc-per-node 2 worker.py OUT.json SCENARIO [SCENARIO ...]
+torchrun --nproc-per-node 2 worker.py OUT.json CP SCENARIO [SCENARIO ...]
+
+CP of the ranks share a sequence (context parallelism); the others are tensor-parallel.
 """
 
 import json
@@ -9,15 +11,19 @@ import sys
 import harness  # first: it activates the platform before anything imports Megatron
 import moe_scenarios
 import scenarios
+import shared_sequences
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-SCENARIOS = (scenarios, moe_scenarios)
+SCENARIOS = (scenarios, moe_scenarios, shared_sequences)
 
 
-def main(out: str, *names: str) -> None:
+def main(out: str, cp: str, *names: str) -> None:
     dist.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=dist.get_world_size() // int(cp),
+        context_parallel_size=int(cp),
+    )
     answers = {}
     for name in names:
         harness.fresh_engine()
