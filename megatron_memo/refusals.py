@@ -24,6 +24,7 @@ class Scope(Enum):
 
     LAYER = "the memo layer"  # whenever a swap ratio is given
     ATTENTION = "memo's own modules"  # whenever they replace upstream's local ones
+    EITHER = "memo"  # both
 
 
 @dataclass(frozen=True)
@@ -67,31 +68,50 @@ def _is(name: str, value: Any) -> Test:
     return lambda args: _get(args, name) == value
 
 
+def _context_parallel(args: argparse.Namespace) -> bool:
+    return (_get(args, "context_parallel_size") or 1) > 1
+
+
 def _not(name: str, value: Any) -> Test:
     return lambda args: _get(args, name, value) != value
 
 
 _DROP = "Drop the flag, or train without --memo-swap-ratio."
 _SAME_TENSORS = "would claim the same activations that memo moves and recomputes"
+_SHARED_PACK = (
+    "packs sequences of different lengths, and --context-parallel-size above 1 splits each of them "
+    "over ranks, which memo's chunks and attention do not follow"
+)
+_NO_SHARED_PACK = (
+    "Use --context-parallel-size 1, with --sequence-parallel and a larger "
+    "--tensor-model-parallel-size."
+)
 _OTHER_LAYER = "builds layers of another kind than the dense one that memo takes apart"
 
 REFUSALS: tuple[Refusal, ...] = (
     # ---- parallelism
     Refusal(
-        "--context-parallel-size",
-        "context_parallel_size",
-        _above("context_parallel_size", 1),
-        "is above 1; memo's token chunks are cut from whole sequences",
-        "Use 1 with --sequence-parallel and a larger --tensor-model-parallel-size.",
-        "--context-parallel-size 2",
+        "--cp-comm-type",
+        "cp_comm_type",
+        lambda args: (
+            _context_parallel(args)
+            and any(kind != "a2a" for kind in _get(args, "cp_comm_type", ()))
+        ),
+        "hands keys and values from rank to rank, and memo's own core attention trades heads for "
+        "tokens between context-parallel ranks",
+        "Give --cp-comm-type a2a, or use --transformer-impl transformer_engine.",
+        "--context-parallel-size 2 --cp-comm-type p2p",
+        Scope.ATTENTION,
     ),
     Refusal(
         "--hybrid-context-parallel",
         "hybrid_context_parallel",
         _given("hybrid_context_parallel"),
-        "packs sequences and splits them over ranks, and token chunks are cut from whole ones",
+        "splits each packed sequence over as many ranks as it needs, which memo's chunks and "
+        "attention do not follow",
         _DROP,
         "--hybrid-context-parallel",
+        Scope.EITHER,
     ),
     Refusal(
         "--tp-comm-overlap",
@@ -287,24 +307,29 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "--sft",
         "sft",
-        _given("sft"),
-        "packs sequences of different lengths, and memo works on whole ones",
-        _DROP,
-        "--sft",
+        lambda args: bool(_get(args, "sft")) and _context_parallel(args),
+        _SHARED_PACK,
+        _NO_SHARED_PACK,
+        "--sft --context-parallel-size 2 --cp-comm-type a2a",
+        Scope.EITHER,
     ),
     Refusal(
         "--dataloader-inter-document-masking",
         "dataloader_inter_document_masking",
-        _given("dataloader_inter_document_masking"),
-        "packs documents as separate sequences, and memo works on whole ones",
-        _DROP,
-        "--dataloader-inter-document-masking",
+        lambda args: (
+            bool(_get(args, "dataloader_inter_document_masking")) and _context_parallel(args)
+        ),
+        _SHARED_PACK,
+        _NO_SHARED_PACK,
+        "--dataloader-inter-document-masking --context-parallel-size 2 --cp-comm-type a2a",
+        Scope.EITHER,
     ),
     Refusal(
         "--rl-use-sequence-packing",
         "rl_use_sequence_packing",
         _given("rl_use_sequence_packing"),
-        "packs sequences of different lengths, and memo works on whole ones",
+        "packs sequences that it generated between training steps, through layers made for "
+        "inference",
         _DROP,
         "--rl-use-sequence-packing",
     ),
@@ -314,7 +339,8 @@ REFUSALS: tuple[Refusal, ...] = (
         _given("reset_attention_mask"),
         "asks for a mask that stops at documents, and flash attention here is causal only, so "
         "the mask would be ignored",
-        "Drop the flag: attention then reaches across documents, as in most long-context runs.",
+        "Give --dataloader-inter-document-masking instead, which keeps documents apart without a "
+        "mask, or drop the flag: attention then reaches across documents.",
         "--reset-attention-mask",
         Scope.ATTENTION,
     ),
@@ -558,12 +584,15 @@ def refused(args: argparse.Namespace, memo: MemoConfig | None) -> list[Refusal]:
         memo: None checks what memo's own modules need, for a run that uses them without a ratio.
     """
     own_modules = _get(args, "transformer_impl", "local") != "transformer_engine"
+    concerned = {
+        Scope.LAYER: memo is not None,
+        Scope.ATTENTION: own_modules,
+        Scope.EITHER: memo is not None or own_modules,
+    }
     return [
         row
         for row in REFUSALS
-        if (memo is not None if row.scope is Scope.LAYER else own_modules)
-        and (platform.on_cpu() or not row.on_cpu_only)
-        and row.test(args)
+        if concerned[row.scope] and (platform.on_cpu() or not row.on_cpu_only) and row.test(args)
     ]
 
 

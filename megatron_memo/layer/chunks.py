@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from typing import Any
 
 from megatron_memo.config import MemoConfig
 
@@ -48,7 +49,8 @@ def plan_chunks(memo: MemoConfig, local_tokens: int, tp: int, *, keep: bool) -> 
     if count > local_tokens:
         raise ValueError(
             f"--memo-chunks {count}: more than the {local_tokens} tokens that a rank's layer works "
-            f"on (sequence length over tensor-parallel size). Give at most {local_tokens}."
+            f"on (sequence length over tensor- and context-parallel sizes). Give at most "
+            f"{local_tokens}."
         )
     head_rows = swapped_rows(memo.swap_ratio, local_tokens)
     tail_rows = local_tokens - head_rows
@@ -69,26 +71,28 @@ def plan_chunks(memo: MemoConfig, local_tokens: int, tp: int, *, keep: bool) -> 
     )
 
 
-def describe(memo: MemoConfig, sequence: int, ranks: int, layers: int) -> str:
+def describe(memo: MemoConfig, sequence: int, ranks: int, layers: int, cp: int = 1) -> str:
     """What memo does with each sequence, for the log.
 
     Args:
         memo: ratio, chunks, resident layers.
         sequence: tokens of a sequence.
-        ranks: ranks that share it (1 without sequence parallelism).
+        ranks: tensor-parallel ranks that share it (1 without sequence parallelism).
         layers: layers of the model.
+        cp: context-parallel ranks that share it.
 
     Raises:
         ValueError: see `plan_chunks`.
     """
-    chunks = plan_chunks(memo, sequence // ranks, ranks, keep=False)
+    chunks = plan_chunks(memo, sequence // (ranks * cp), ranks, keep=False)
     count = f"{len(chunks)} token chunk{'s' if len(chunks) > 1 else ''}"
     if memo.chunks is not None and len(chunks) > memo.chunks:
         count += (
             f" (--memo-chunks {memo.chunks} cannot hold both: swapped and recomputed tokens need "
             "a chunk each)"
         )
-    swapped = sum(chunk.stop - chunk.start for chunk in chunks if chunk.fate is Fate.SWAP) * ranks
+    swapped = sum(chunk.stop - chunk.start for chunk in chunks if chunk.fate is Fate.SWAP)
+    swapped *= ranks * cp
     if swapped == sequence:
         tokens = f"all {sequence} tokens swapped"
     elif swapped == 0:
@@ -105,6 +109,19 @@ def describe(memo: MemoConfig, sequence: int, ranks: int, layers: int) -> str:
     else:
         staying = f"the last {resident} of {layers} layers stay on the device"
     return f"ratio {memo.swap_ratio:g}: {tokens}, in {count}; {staying}"
+
+
+def layer_tokens(args: Any) -> int:
+    """Tokens in a row that a layer works on, on all ranks that share them: a sequence, or a whole
+    micro-batch where its sequences are packed.
+
+    Args:
+        args: Megatron's.
+    """
+    packed = getattr(args, "sft", False) or getattr(
+        args, "dataloader_inter_document_masking", False
+    )
+    return args.seq_length * ((getattr(args, "micro_batch_size", None) or 1) if packed else 1)
 
 
 def swapped_rows(swap_ratio: float, local_tokens: int) -> int:

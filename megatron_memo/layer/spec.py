@@ -23,7 +23,7 @@ from megatron.training.models.gpt import GPTModelConfig, default_layer_spec
 
 from megatron_memo import compat
 from megatron_memo.config import MemoConfig
-from megatron_memo.layer.chunks import describe
+from megatron_memo.layer.chunks import describe, layer_tokens
 from megatron_memo.layer.transformer_layer import MemoTransformerLayer
 from megatron_memo.ops.core_attention import FlashCoreAttention
 from megatron_memo.ops.norm import norm
@@ -137,7 +137,7 @@ def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -
     check_supported(args, memo)
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
     layers = config.num_layers + (config.mtp_num_layers or 0)
-    what = describe(memo, args.seq_length, ranks, layers)
+    what = describe(memo, layer_tokens(args), ranks, layers, config.context_parallel_size)
     print_rank_0(f"megatron_memo: layers from --spec, {what}")
     return block_spec(model_config, memo, vp_stage)
 

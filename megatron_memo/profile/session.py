@@ -202,6 +202,7 @@ def pretrain(session: Session, on_cuda: bool) -> None:
         _follow_meta(raw, session.notes)
     else:
         command_line.imply(follow_cpu(raw), "no CUDA here")
+    _check_pack(raw)
     command_line.check_before_start(raw)
     try:
         args = parse_and_validate_args(
@@ -235,6 +236,20 @@ def pretrain(session: Session, on_cuda: bool) -> None:
             forward_step,
             get_embedding_ranks=embedding_ranks,
         )
+
+
+def _check_pack(args: Namespace) -> None:
+    """Refuses packed sequences.
+
+    Raises:
+        ValueError: their lengths are data, and decide what attention asks for.
+    """
+    for name in ("sft", "dataloader_inter_document_masking"):
+        if getattr(args, name, False):
+            raise ValueError(
+                f"--{name.replace('_', '-')}: packs sequences whose lengths differ from batch to "
+                "batch, and a profile has no data. Drop the flag to profile whole sequences."
+            )
 
 
 def _follow_meta(args: Namespace, notes: list[str]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from megatron_memo import compat
 from megatron_memo.arguments import measured_iteration
 from megatron_memo.config import MemoConfig
-from megatron_memo.layer.chunks import plan_chunks
 from megatron_memo.refusals import check_supported
 from megatron_memo.training.dataset_files import damage
+from megatron_memo.training.sequence_checks import check_sequences
 
 # Fields of the command line that shape a checkpoint's tensors, and the flag of each.
 _SHAPE = {
@@ -47,7 +47,7 @@ def check_flags(args: argparse.Namespace, memo: MemoConfig | None, own_modules: 
     if memo is not None or own_modules:
         check_supported(args, memo)
     _check_spec(args, memo, own_modules)
-    _check_tokens(args, memo)
+    check_sequences(args, memo, own_modules)
     _check_residency(args, memo)
     _check_evaluation(args)
     _check_report(args)
@@ -99,21 +99,6 @@ def _check_spec(args: argparse.Namespace, memo: MemoConfig | None, own_modules: 
             "two. (The memo layer is reachable as --spec megatron_memo.layer.spec "
             "memo_layer_spec, with its settings in MEMO_* variables.)"
         )
-
-
-def _check_tokens(args: argparse.Namespace, memo: MemoConfig | None) -> None:
-    tokens = getattr(args, "seq_length", None)
-    if tokens is None:
-        return
-    tp = (getattr(args, "tensor_model_parallel_size", None) or 1) if args.sequence_parallel else 1
-    if tokens % tp:
-        raise ValueError(
-            f"--seq-length {tokens}: does not divide by --tensor-model-parallel-size {tp}, over "
-            f"which --sequence-parallel splits it. Use a multiple of {tp}, such as "
-            f"{(tokens // tp + 1) * tp}, or drop --sequence-parallel."
-        )
-    if memo is not None:
-        plan_chunks(memo, tokens // tp, tp, keep=False)
 
 
 def _check_residency(args: argparse.Namespace, memo: MemoConfig | None) -> None:

@@ -45,6 +45,8 @@ def check_before_start(args: Namespace) -> None:
     memo = memo_config_from_args(args)
     plan_settings_from_args(args)
     modules = choose(args, memo)
+    if modules.replace:
+        _share_contexts_our_way(args)
     check_flags(args, memo, modules.replace)
     check_files(args)
     if modules.replace and args.create_attention_mask_in_dataloader:
@@ -52,6 +54,21 @@ def check_before_start(args: Namespace) -> None:
         imply(
             ["--no-create-attention-mask-in-dataloader"],
             "the attention kernel is causal by itself and reads no s x s mask",
+        )
+
+
+def _share_contexts_our_way(args: Namespace) -> None:
+    """Megatron's default for context parallelism is none of memo's own attention's ways.
+
+    One that was asked for stays, and is refused with the other flags.
+    """
+    ours = args.transformer_impl != "transformer_engine" and args.context_parallel_size > 1
+    given = any(word.partition("=")[0] == "--cp-comm-type" for word in sys.argv)
+    if ours and not given:
+        args.cp_comm_type = ["a2a"]
+        imply(
+            ["--cp-comm-type a2a"],
+            "memo's own attention trades heads for tokens between context-parallel ranks",
         )
 
 

@@ -108,7 +108,12 @@ def train_valid_test_datasets_provider(
     datasets = BlendedMegatronDatasetBuilder(
         dataset_class(args),
         train_val_test_num_samples,
-        functools.partial(built_on_this_rank, vp_stage=vp_stage, is_packed_sequence=args.sft),
+        functools.partial(
+            built_on_this_rank,
+            vp_stage=vp_stage,
+            # A stage in the middle needs the bounds of the sequences.
+            is_packed_sequence=args.sft or args.dataloader_inter_document_masking,
+        ),
         dataset_config(args),
     ).build()
     print_rank_0("> finished building the datasets")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from megatron_memo.arguments import device_budget_from_args
+from megatron_memo.layer.chunks import layer_tokens
 from megatron_memo.layer.rows import Rows
 from megatron_memo.ops.loss import chunked_loss
 
@@ -56,7 +57,8 @@ class LossHead:
         """Losses [b, s] of labels [b, s].
 
         Args:
-            hidden_states: [s / tp, b, h] under sequence parallelism, else [s, b, h]; normed.
+            hidden_states: [s / tp, b, h] under sequence parallelism, else [s, b, h]; normed. Of
+                context-parallel ranks each has its own s.
             output_layer: upstream's ColumnParallelLinear.
             output_weight: the tied embedding's weight, or None for the layer's own.
             compute_language_model_loss: upstream's, [b, s] and [s, b, v / tp] -> [b, s].
@@ -117,11 +119,11 @@ def head_of(args: Any, device_bytes: int | None) -> LossHead | None:
             f"--memo-loss-chunks {flag}: {other} needs the logits of a whole sequence at once. "
             "Drop one of the two."
         )
-    tp = args.tensor_model_parallel_size
+    tp, cp = args.tensor_model_parallel_size, args.context_parallel_size
     return loss_head(
         flag,
-        tokens=args.micro_batch_size * args.seq_length,
-        local_tokens=args.seq_length // (tp if args.sequence_parallel else 1),
+        tokens=args.micro_batch_size * args.seq_length // cp,
+        local_tokens=layer_tokens(args) // (cp * (tp if args.sequence_parallel else 1)),
         vocabulary=args.padded_vocab_size // tp,
         itemsize=args.params_dtype.itemsize,
         device_bytes=device_bytes,
@@ -149,8 +151,9 @@ def loss_head(
 
     Args:
         flag: "auto" or a number; None (no flag) is "auto".
-        tokens: of a micro-batch, all its sequences.
-        local_tokens: of one sequence on this rank: s / tp under sequence parallelism, else s.
+        tokens: of a micro-batch, all its sequences, on the ranks that share a context.
+        local_tokens: of one sequence on this rank: s / cp, over tp under sequence parallelism. A
+            micro-batch of packed sequences is one.
         vocabulary: a rank's share, padded.
         itemsize: bytes of a logit as the output projection gives it.
         device_bytes: memory of the device, for "auto"; None where nobody knows, then it is stock's.

@@ -105,7 +105,7 @@ def _pretrain(
     from megatron.training import inprocess_restart, pretrain
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
 
-    from megatron_memo.layer.chunks import describe
+    from megatron_memo.layer.chunks import describe, layer_tokens
     from megatron_memo.plan.plan_file import PlanError
     from megatron_memo.training import modelopt
     from megatron_memo.training.datasets import train_valid_test_datasets_provider
@@ -126,7 +126,8 @@ def _pretrain(
         loss = "" if head is None else f"; loss in {head.chunks} token chunks"
         experts = f"; experts: {memo.moe_experts.value}" if args.num_experts else ""
         layers = args.num_layers + (args.mtp_num_layers or 0)
-        log(describe(memo, args.seq_length, ranks, layers) + experts + loss)
+        what = describe(memo, layer_tokens(args), ranks, layers, args.context_parallel_size)
+        log(what + experts + loss)
 
     listening: Any = nullcontext()
     if planned is not None:

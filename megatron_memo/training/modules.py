@@ -67,6 +67,11 @@ def _upstream_refuses(args: argparse.Namespace) -> str:
     # A spec is the user's choice.
     if getattr(args, "spec", None):
         return ""
+    if (getattr(args, "context_parallel_size", None) or 1) > 1:
+        return "upstream's local attention refuses --context-parallel-size above 1"
+    for name in ("sft", "dataloader_inter_document_masking"):
+        if getattr(args, name, False):
+            return f"upstream's local attention refuses the packed sequences of {_flag(name)}"
     # RMSNorm is torch's in upstream's local spec even where apex is installed.
     if _have_apex_norm() and args.normalization != "RMSNorm":
         return ""
@@ -76,6 +81,10 @@ def _upstream_refuses(args: argparse.Namespace) -> str:
     if not args.no_persist_layer_norm:
         return "upstream's torch norm refuses to run without --no-persist-layer-norm"
     return ""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _have_apex_norm() -> bool:

@@ -56,6 +56,70 @@ def test_plain_flags_pass():
     check_flags(args(), None, own_modules=False)
 
 
+CONTEXT = dict(
+    context_parallel_size=2,
+    cp_comm_type=["a2a"],
+    num_attention_heads=8,
+    group_query_attention=True,
+    num_query_groups=4,
+)
+
+
+def test_context_parallelism_that_all_can_share_passes():
+    check_flags(args(**CONTEXT), MEMO, own_modules=True)
+
+
+def test_sequence_that_context_parallel_ranks_cannot_share_names_the_next_one_that_they_can():
+    text = message(check_flags, args(**CONTEXT | {"seq_length": 66}), None, False)
+    assert text.startswith("--seq-length 66: does not divide by 4: --context-parallel-size 2")
+    assert text.endswith("such as 68.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"context_parallel_size": 4}, "--num-query-groups 4 over --tensor-model-parallel-size 2"),
+        (
+            {"context_parallel_size": 8, "group_query_attention": False},
+            "--num-attention-heads 8 over --tensor-model-parallel-size 2 are 4 a rank",
+        ),
+    ],
+)
+def test_heads_that_context_parallel_ranks_cannot_share_are_refused_with_what_they_can(
+    changes, part
+):
+    text = message(check_flags, args(**CONTEXT | {"seq_length": 512} | changes), None, True)
+    assert text.startswith(f"--context-parallel-size {changes['context_parallel_size']}: ")
+    assert part in text
+    assert "Give one of 1, 2" in text
+    engine = args(
+        **CONTEXT | changes | {"seq_length": 512, "transformer_impl": "transformer_engine"}
+    )
+    check_flags(engine, MEMO, own_modules=True)  # whose attention has limits of its own
+
+
+def test_chunks_are_counted_in_a_context_parallel_ranks_tokens():
+    memo = MemoConfig(swap_ratio=0.5, resident_layers=0, chunks=17)
+    assert "more than the 16 tokens" in message(check_flags, args(**CONTEXT), memo, True)
+
+
+PACKED = dict(dataloader_inter_document_masking=True, micro_batch_size=2)
+
+
+def test_packed_samples_share_a_row_of_tokens():
+    check_flags(args(**PACKED), MEMO, own_modules=True)
+    memo = MemoConfig(swap_ratio=0.5, resident_layers=0, chunks=64)
+    check_flags(args(**PACKED), memo, own_modules=True)  # 64 of 2 x 64 / 2 tokens
+
+
+def test_a_row_of_several_packed_samples_is_refused_over_pipeline_stages():
+    text = message(check_flags, args(**PACKED, pipeline_model_parallel_size=2), MEMO, True)
+    assert text.startswith("--micro-batch-size 2: --dataloader-inter-document-masking joins")
+    check_flags(
+        args(**PACKED | {"micro_batch_size": 1}, pipeline_model_parallel_size=2), MEMO, True
+    )
+
+
 def test_sequence_that_ranks_cannot_share_names_the_next_one_that_they_can():
     text = message(check_flags, args(seq_length=65), None, False)
     assert text.startswith("--seq-length 65: does not divide by --tensor-model-parallel-size 2")

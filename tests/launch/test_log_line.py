@@ -38,3 +38,8 @@ def test_sentence_is_what_the_chunks_are(settings, sentence):
 def test_tokens_are_rounded_on_each_rank():
     line = describe(MemoConfig(swap_ratio=0.5), sequence=6, ranks=2, layers=4)
     assert line.startswith("ratio 0.5: 4 of 6 tokens swapped")
+
+
+def test_context_parallel_ranks_cut_their_shares():
+    line = describe(MemoConfig(swap_ratio=0.5), sequence=8192, ranks=1, layers=4, cp=4)
+    assert line.startswith("ratio 0.5: 4096 of 8192 tokens swapped, the rest recomputed, in 2 ")

@@ -78,7 +78,7 @@ def test_without_a_ratio_only_what_concerns_our_modules_is_refused(parse, row):
         pytest.skip("a limit of the CPU platform")
     args = parse(*row.example.split())
     found = {match.attribute for match in refused(args, None)}
-    assert found == ({row.attribute} if row.scope is Scope.ATTENTION else set())
+    assert found == (set() if row.scope is Scope.LAYER else {row.attribute})
 
 
 def test_transformer_engines_attention_is_not_held_to_our_limits(parse):
