@@ -1,10 +1,12 @@
 """``megatron-memo profile`` as a user starts it."""
 
 import sys
+from argparse import Namespace
 
 import pytest
 
 from megatron_memo import cli
+from megatron_memo.profile import session
 from megatron_memo.profile.trace import Malloc, read_trace
 
 BIG = """
@@ -61,6 +63,25 @@ def test_ranks_that_ask_for_the_same_share_a_trace_and_iterations_are_alike(
     assert {phase.layer for phase in traces[0].phases} - {None} in ({1, 2}, {3, 4})
 
 
+def test_ranks_that_share_a_sequence_show_what_their_trades_take(profile, tmp_path, flags):
+    status, said = profile("--", *flags["llama-memo"], "--context-parallel-size", "2")
+    assert status == 0, said
+    (path,) = tmp_path.glob("*.trace.jsonl.gz")
+    trace = read_trace(path)
+    assert trace.header.same_ranks == (0, 1)
+    assert trace.header.fingerprint["context_parallel_size"] == 2
+    assert trace.header.fingerprint["cp_comm_type"] == "a2a"
+    asked = [e for e in trace.events if isinstance(e, Malloc)]
+    first = next(i for i, e in enumerate(asked) if "attention" in e.what)
+    # Before its first kernel q, k and v are each packed for the other rank, received and ordered.
+    # Half of 256 tokens, of 4 query and 2 key heads of 16 fp32 elements.
+    one = 128 * 16 * 4
+    steps = ("aten.clone.default", "aten.empty_like.default", "aten.cat.default")
+    expected = [(step, heads * one) for heads in (4, 2, 2) for step in steps]
+    # The kernel has every key head: they are repeated after that, for k and for v.
+    assert [(e.what, e.size) for e in asked[first - 11 : first - 2]] == expected
+
+
 def mistake(words, capsys):
     assert cli.main(["profile", *words]) == 2
     said = capsys.readouterr().err
@@ -95,6 +116,13 @@ def test_mistakes_in_the_flags_are_megatrons_or_ours_in_one_line(profile, flags)
         status, said = profile("--", *flags["gpt-stock"], *change)
         assert status == 2 and part in said and "Traceback" not in said, said
         assert said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize("flag", ["sft", "dataloader_inter_document_masking"])
+def test_packed_sequences_whose_lengths_are_data_are_refused_by_flag(flag):
+    with pytest.raises(ValueError, match=rf"--{flag.replace('_', '-')}: .* a profile has no data"):
+        session._check_pack(Namespace(**{flag: True}))
+    session._check_pack(Namespace(**{flag: False}))
 
 
 def test_a_middle_stage_with_more_micro_batches_than_stages_is_found_regular(profile, flags):
