@@ -28,6 +28,8 @@ _NEED_RATIO: dict[str, Any] = {
     "memo_loss_chunks": None,
     "memo_host_budget": None,
     "memo_moe_experts": None,
+    "memo_nvme_path": None,
+    "memo_nvme_budget": None,
     "memo_sync": False,
     "memo_poison": False,
 }
@@ -92,6 +94,19 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         "sequences, so that routing and its losses stay those of Megatron. 'swap', the default, "
         "moves it to host memory. 'recompute' moves the experts' inputs only, and runs the experts "
         "again in backward; routing is saved and not repeated. 'keep' leaves it on the device.",
+    )
+    group.add_argument(
+        "--memo-nvme-path",
+        metavar="DIR",
+        help="Folder on a fast local disk. Moved activations that the host budget cannot hold are "
+        "written there and read back in time, in files that have no name and vanish with the "
+        "process. Numbers do not change.",
+    )
+    group.add_argument(
+        "--memo-nvme-budget",
+        metavar="SIZE",
+        help="Bytes of that disk that all ranks of a node together may take, such as 4TiB. Left "
+        "out, it is nearly all that is free. Needs --memo-nvme-path.",
     )
     group.add_argument(
         "--memo-modules",

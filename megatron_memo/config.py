@@ -26,9 +26,17 @@ class HostSettings:
 
     Attributes:
         budget: bytes of host memory; None for no limit.
+        nvme_path: folder for what host memory cannot hold; None for nowhere.
+        nvme_budget: bytes of disk that it may take there; given with `nvme_path`.
+        need: bytes that the run moves at most at a time; 0 if nobody worked it out.
+        spill: of these, bytes for which there is disk only.
     """
 
     budget: int | None = None
+    nvme_path: str | None = None
+    nvme_budget: int | None = None
+    need: int = 0
+    spill: int = 0
 
 
 class Experts(StrEnum):

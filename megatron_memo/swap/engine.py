@@ -49,8 +49,8 @@ from torch import Tensor
 from megatron_memo.config import HostSettings, MemoConfig
 from megatron_memo.swap.backend import Backend, Copy, Event
 from megatron_memo.swap.context import LayerContext
-from megatron_memo.swap.host import HostPool
 from megatron_memo.swap.layer_pass import Depth, LayerPass, Portion
+from megatron_memo.swap.tiers import storage
 
 IN_FLIGHT_LAYERS = 2  # the paper's two rounding buffers
 _UNTOLD = {"exposed_d2h_s": None, "exposed_h2d_s": None}
@@ -64,7 +64,7 @@ class SwapEngine:
         backend: the device's streams.
         sync: wait for every copy at once.
         poison: fill memory with NaN when it is given up.
-        host: how much host memory there is.
+        host: how much host memory there is, and what holds the rest.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class SwapEngine:
         poison: bool = False,
         host: HostSettings = HostSettings(),  # noqa: B008 (frozen)
     ):
-        self.backend = backend
-        self.host = HostPool(backend.new_host_block, backend.synchronize, host.budget)
+        self.backend, self.host = storage(backend, host)
         self._sync = sync
         self._poison = poison
         self._in_flight: deque[Portion] = deque()
@@ -214,7 +213,8 @@ class SwapEngine:
     def stats(self) -> dict[str, float | None]:
         """Since `reset_interval`: bytes moved, seconds that compute stood still for it, seconds
         during which each direction was copying (None where the backend cannot tell), so that
-        bytes over busy seconds is the bandwidth achieved; and host bytes held now."""
+        bytes over busy seconds is the bandwidth achieved; and bytes held now in host memory and
+        on disk."""
         told = dict(self._stats) if self.backend.tells_waiting else {**self._stats, **_UNTOLD}
         busy: dict[str, float | None] = {"d2h_busy_s": None, "h2d_busy_s": None}
         now = self.backend.busy_seconds()
@@ -223,7 +223,8 @@ class SwapEngine:
                 "d2h_busy_s": now[0] - self._busy_before[0],
                 "h2d_busy_s": now[1] - self._busy_before[1],
             }
-        return {**told, **busy, "host_bytes": self.host.total_bytes}
+        held = {"host_bytes": self.host.total_bytes, "disk_bytes": self.host.disk_bytes}
+        return {**told, **busy, **held}
 
     def _count(self, name: str, copies: Sequence[Copy]) -> None:
         self._stats[name] += sum(copy.device.numel() for copy in copies)

@@ -96,6 +96,8 @@ class HostPool:
         taken: bytes of the blocks that somebody has.
     """
 
+    disk_bytes = 0  # it has no disk; see `swap.tiers`
+
     def __init__(
         self,
         new_block: Callable[[int], HostBlock],

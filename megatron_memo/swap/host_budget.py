@@ -116,7 +116,7 @@ def check_fits(
         args: Megatron's, validated.
         memo: the ratio, chunks and resident layers that will be used.
         budget: of one rank.
-        on_disk: bytes that files may hold instead.
+        on_disk: bytes that files may hold as well.
 
     Raises:
         ValueError: the bill, the limit and its origin, what to change.
@@ -133,7 +133,7 @@ def check_fits(
     raise ValueError(
         f"--memo-swap-ratio {memo.swap_ratio:g}: needs {size_words(need)} of host memory on a rank "
         f"({bill(args, memo)}), and there are {size_words(budget.bytes)} ({budget.origin})"
-        + (f" and {size_words(on_disk)} on disk" if on_disk else "")
+        + (f" and {size_words(on_disk)} on disk" if on_disk > 0 else "")
         + f". {_remedy(args, memo, budget.bytes + on_disk)}"
     )
 

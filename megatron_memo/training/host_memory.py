@@ -10,6 +10,8 @@ from megatron_memo import platform
 from megatron_memo.config import HostSettings, MemoConfig
 from megatron_memo.platform import stand_in
 from megatron_memo.sizes import size_words
+from megatron_memo.swap.disk import staging_bytes
+from megatron_memo.swap.disk_budget import disk_budget
 from megatron_memo.swap.host_budget import bill, check_fits, host_budget, host_need
 
 
@@ -37,10 +39,21 @@ def with_host_memory(
             f"--memo-host-budget auto: this machine does not tell its memory ({error}). Give a "
             "size."
         ) from None
-    check_fits(args, memo, budget)
-    need = size_words(host_need(args, memo.swap_ratio))
+    disk = disk_budget(args)
+    staging = staging_bytes(budget.bytes) if disk else 0
+    check_fits(args, memo, budget, on_disk=disk.bytes - staging if disk else 0)
+    need = host_need(args, memo.swap_ratio)
+    spill = max(need - (budget.bytes - staging), 0) if disk else 0
     log(
-        f"host memory: {need} needed on a rank ({bill(args, memo)}), {size_words(budget.bytes)} to "
-        f"be had ({budget.origin})"
+        f"host memory: {size_words(need)} needed on a rank ({bill(args, memo)}), "
+        f"{size_words(budget.bytes)} to be had ({budget.origin})"
+        + (f"; {size_words(spill)} of it in {disk.folder} ({disk.access})" if disk else "")
     )
-    return dataclasses.replace(memo, host=HostSettings(budget=budget.bytes))
+    settings = HostSettings(
+        budget=budget.bytes,
+        nvme_path=disk.folder if disk else None,
+        nvme_budget=disk.bytes if disk else None,
+        need=need,
+        spill=spill,
+    )
+    return dataclasses.replace(memo, host=settings)

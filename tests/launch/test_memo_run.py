@@ -1,5 +1,7 @@
 """Training with a swap ratio, over two tensor-parallel ranks with sequence parallelism, in fp32."""
 
+import os
+
 import pytest
 
 from megatron_memo.platform import is_active
@@ -34,6 +36,17 @@ def mixed(train):
 
 
 @pytest.fixture(scope="module")
+def spilled(train, tmp_path_factory):
+    """As mixed, with less host memory than it takes, and a disk."""
+    disk = str(tmp_path_factory.mktemp("disk"))
+    run = train(
+        *(2, "llama", *FLAGS, "--memo-swap-ratio", "0.5", "--memo-resident-layers", "0"),
+        *("--memo-chunks", "4", "--memo-host-budget", "800KiB", "--memo-nvme-path", disk),
+    )
+    return run, disk
+
+
+@pytest.fixture(scope="module")
 def resumed(train, stock, folder):
     """Everything swapped in one chunk, from stock's checkpoint at iteration 10."""
     return train(
@@ -60,6 +73,16 @@ def test_curves_coincide(stock, mixed, rounding):
 def test_stock_checkpoint_trained_on_in_one_swapped_chunk_is_bitwise_stock(stock, resumed):
     assert list(resumed.losses) == list(range(11, STEPS + 1))
     assert resumed.losses == {step: stock.losses[step] for step in resumed.losses}
+
+
+def test_what_goes_through_a_disk_is_bitwise_what_goes_through_memory(mixed, spilled):
+    run, disk = spilled
+    assert run.losses == mixed.losses
+    assert run.report["swap"]["host_bytes"] <= 400 << 10
+    assert run.report["swap"]["disk_bytes"] > 0
+    assert "400 KiB to be had (--memo-host-budget 800KiB, shared by 2 ranks); " in run.out
+    assert f"of it in {disk} (" in run.out
+    assert os.listdir(disk) == []
 
 
 def test_validation_losses_coincide(stock, mixed, resumed):

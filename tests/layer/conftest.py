@@ -36,6 +36,7 @@ TOGETHER = {
         "forced_delays",
         "footprints",
         "packed",
+        "on_disk",
     ),
     2: (
         "batch_of_two",

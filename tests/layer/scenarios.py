@@ -3,7 +3,9 @@
 import dataclasses
 import gc
 import itertools
+import os
 import resource
+import tempfile
 import time
 from contextlib import contextmanager
 
@@ -24,7 +26,7 @@ from megatron.core import parallel_state
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_memo import phases
-from megatron_memo.config import MemoConfig
+from megatron_memo.config import HostSettings, MemoConfig
 from megatron_memo.layer.chunks import plan_chunks
 from megatron_memo.layer.footprint import LayerShape, host_bytes, moved_bytes
 from megatron_memo.profile.storage import StorageMeter
@@ -624,6 +626,38 @@ def protocol_mutations():
                 if name:
                     setattr(SwapEngine, name, original)
         answer[schedule.__name__] = results
+    return answer
+
+
+def on_disk():
+    """A part or all of what is swapped goes through files: the same numbers, pass after pass."""
+    cfg = config("llama", layers=3, dropout=0.1)
+    given = data(cfg, 512, 2)
+    built = block(cfg, memo(0.5, 3))
+    fresh_engine()
+    in_memory, need = run(built, given), int(get_engine().stats()["host_bytes"])
+    answer = {}
+    for part in (0.3, 1.0):
+        with tempfile.TemporaryDirectory() as folder:
+            host = HostSettings(
+                budget=int(need * (1 - part)) + (1 << 16),
+                nvme_path=folder,
+                nvme_budget=4 * need,
+                need=need,
+                spill=int(part * need),
+            )
+            engine = SwapEngine(HostThreadBackend(), poison=True, host=host)
+            fresh_engine(engine)
+            differs = [differing(in_memory, run(built, given)) for _ in range(2)]
+            stats = engine.stats()
+            answer[part] = dict(
+                differs=differs,
+                need=need,
+                budget=host.budget,
+                host_bytes=stats["host_bytes"],
+                disk_bytes=stats["disk_bytes"],
+                names_left=os.listdir(folder),
+            )
     return answer
 
 

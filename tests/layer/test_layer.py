@@ -162,3 +162,13 @@ def test_layers_and_chunks_say_when_their_forward_and_backward_begin(answers):
         *(*steps(2, "backward", reverse), *steps(1, "backward", reverse)),
     ]
     assert heard["evaluation"] == []
+
+
+def test_files_change_no_number_and_hold_what_the_host_budget_does_not(answers):
+    (by_part,) = answers("on_disk", 1)
+    assert list(by_part) == ["0.3", "1.0"]
+    for part, found in by_part.items():
+        assert found["differs"] == [[], []], part
+        assert found["host_bytes"] <= found["budget"]
+        assert found["disk_bytes"] >= float(part) * found["need"]
+        assert found["names_left"] == []
