@@ -7,6 +7,8 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.packed_seq_params import PackedSeqParams
 from scenarios import EVERYTHING, memo, with_settings
 
+from megatron_memo.swap.engine import get_engine
+
 # Ratio and chunks: one of each kind of fate in one piece, then several.
 SETTINGS = ((0.0, 1), (1.0, 1), (0.5, 3))
 LENGTHS = (33, 17, 52, 26)  # of packed sequences; 128 tokens in all
@@ -89,17 +91,29 @@ def _against_stock(cfg, stock, given):
     built = block(cfg, memo(0.5, 1))
     rows = []
     for ratio, chunks in SETTINGS:
+        before = get_engine(built.layers[0].memo).stats()["d2h_bytes"]
         got = run(with_settings(built, memo(ratio, chunks)), given)
+        copied = get_engine().stats()["d2h_bytes"] - before
         kept = run(with_settings(built, memo(ratio, chunks, resident_layers=EVERYTHING)), given)
         rows.append(
             dict(
-                ratio=ratio, chunks=chunks,
+                ratio=ratio, chunks=chunks, copied=copied, floor=_floor(cfg, given),
                 differs_from_stock=differing(stock, got),
                 differs_from_kept=differing(kept, got),
                 weight_grad_error=largest_error(stock.grads, got.grads),
             )
         )  # fmt: skip
     return rows
+
+
+def _floor(cfg, given):
+    """Bytes of what goes to the host in any case: a layer's input, its attention's output and, in
+    fp32 as all here, the log-sum-exp of each head."""
+    x = given.inputs[0]
+    tokens = x.size(0) * cfg.tensor_model_parallel_size  # in the attention of one rank
+    heads = cfg.num_attention_heads // cfg.tensor_model_parallel_size
+    numbers = x.numel() + tokens * heads * (HIDDEN // HEADS) + tokens * heads
+    return numbers * 4 * cfg.num_layers * len(given.inputs)
 
 
 # ---- sequences that share a row of tokens

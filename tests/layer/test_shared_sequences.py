@@ -48,6 +48,12 @@ def test_swapping_and_recomputing_change_no_bit(results):
     assert all(row["differs_from_kept"] == [] for row in rows), rows
 
 
+def test_only_input_output_and_log_sum_exp_leave_where_all_tokens_are_recomputed(results):
+    """q, k and v that the kernel saves are this rank's own, so that the layer knows them again."""
+    rows = [row for result in results for row in result["memo"] if row["ratio"] == 0]
+    assert rows and all(row["copied"] == row["floor"] for row in rows), rows
+
+
 def test_several_chunks_change_the_order_of_weight_gradients_sums_only(results):
     for result in results:
         for row in (row for row in result["memo"] if row["chunks"] > 1):
