@@ -194,9 +194,12 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "--multi-latent-attention",
         "multi_latent_attention",
-        _given("multi_latent_attention"),
-        "forms keys and values in a way that memo cannot yet take apart by tokens",
-        _DROP,
+        lambda args: (
+            bool(_get(args, "multi_latent_attention")) and bool(_get(args, "apply_rope_fusion"))
+        ),
+        "would rotate queries and keys by a fused kernel that knows no positions but the first, "
+        "and memo works in token chunks",
+        "Add --no-rope-fusion.",
         "--multi-latent-attention",
     ),
     Refusal(

@@ -29,11 +29,12 @@ def rope_rows(rope: Any, rows: Rows, packed: Any) -> Any:
     # Upstream knows a table of all tokens of a pack by its length, and takes it as it is.
     if is_packed(packed) and rope.size(0) != rows.ranks * rows.n:
         return _rows_by_position(rope, rows, packed)
-    return _rows_in_order(rope, rows)
+    return table_rows(rope, rows)
 
 
-def _rows_in_order(table: Tensor, rows: Rows) -> Tensor:
-    """Where they are a copy, all layers share it, for the table's life."""
+def table_rows(table: Tensor, rows: Rows) -> Tensor:
+    """The rows of a table [s, 1, 1, d]. Where that is a copy, all layers share it, for the table's
+    life."""
     cache = table.__dict__.setdefault("_memo_rows", {})
     if rows.place not in cache:
         cache[rows.place] = rows.take(table)

@@ -51,8 +51,9 @@ def memo_spec(layer_spec: ModuleSpec, config, memo: MemoConfig | None) -> Module
     parts.input_layernorm = _our_norm_for(parts.input_layernorm)
     parts.pre_mlp_layernorm = _our_norm_for(parts.pre_mlp_layernorm)
     attention = parts.self_attention.submodules
-    attention.q_layernorm = _our_norm_for(attention.q_layernorm)
-    attention.k_layernorm = _our_norm_for(attention.k_layernorm)
+    for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):  # the last: multi-latent attention
+        if hasattr(attention, name):
+            setattr(attention, name, _our_norm_for(getattr(attention, name)))
     if attention.core_attention is DotProductAttention:
         attention.core_attention = FlashCoreAttention
     if memo is not None:

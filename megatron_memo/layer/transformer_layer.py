@@ -12,10 +12,12 @@ Each step is upstream's own code (see `stand_in`). All chunks form one plain aut
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -27,6 +29,7 @@ from megatron_memo.config import MemoConfig
 from megatron_memo.layer.attention import AttentionStep, QkvStore
 from megatron_memo.layer.chunks import Chunk, Fate, plan_chunks
 from megatron_memo.layer.depth import Steps, prefetch_steps
+from megatron_memo.layer.latent import latent_rope, latent_rope_rows
 from megatron_memo.layer.moe import before_experts, run_experts
 from megatron_memo.layer.parameter_sum import ParameterSums
 from megatron_memo.layer.rope import rope_rows
@@ -121,7 +124,9 @@ class _ChunkedForward:
     def __init__(self, layer: MemoTransformerLayer, x: Tensor, inputs: dict[str, Any]):
         config = layer.config
         self.layer = layer
-        self.x = x.detach().requires_grad_() if _needs_leaf(x) else x
+        saves = _has_backward(layer, x)
+        # A frozen embedding's output: backward must still come by to release what was saved.
+        self.x = x.detach().requires_grad_() if saves and not x.requires_grad else x
         self.inputs = inputs
         # Under sequence parallelism a rank holds n of s tokens and attention sees all ranks'.
         self.ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
@@ -129,18 +134,18 @@ class _ChunkedForward:
         self.packed = inputs.get("packed_seq_params")
         if is_packed(self.packed):
             _check_packed(self.packed, config, self.n * self.ranks)
-        saves = torch.is_grad_enabled()
         keeps = layer.resident or not saves
         self.chunks = plan_chunks(layer.memo, self.n, self.ranks, keep=keeps)
         self.steps = Steps(len(self.chunks), experts=layer.is_moe_layer)
         self.passing: LayerPass | None = None
-        if saves:
-            self.passing = get_engine(layer.memo).begin_layer(
+        if torch.is_grad_enabled():
+            passing = get_engine(layer.memo).begin_layer(
                 first=layer.first_of_chunk,
                 swaps=not keeps,
                 device=x.device,
                 depth=prefetch_steps(layer.memo, self.steps, self.n * self.ranks),
             )
+            self.passing = passing if saves else None
         self.context = self.passing.own if self.passing is not None else None
         self.micro_batch = phases.current_micro_batch(layer.stage)
         self.sums = ParameterSums(
@@ -192,7 +197,7 @@ class _ChunkedForward:
         for index, chunk in enumerate(self.chunks):
             self.enter(FORWARD, index)
             rows, everywhere = take(chunk), self.everywhere(chunk)
-            rope = rope_rows(self.inputs.get("rotary_pos_emb"), everywhere, self.packed)
+            rope = self.rope_rows(everywhere)
             segment = self.segment(
                 chunk,
                 partial(_qkv, layer, rope),
@@ -350,6 +355,14 @@ class _ChunkedForward:
         """The chunk in a tensor over the whole sequence."""
         return Rows(self.ranks, self.n, chunk.start, chunk.stop)
 
+    def rope_rows(self, rows: Rows) -> Any:
+        """The rows of the table of rotations that a chunk's tokens are turned by."""
+        attention, rope = self.layer.self_attention, self.inputs.get("rotary_pos_emb")
+        if isinstance(attention, MultiLatentAttention):
+            assert rope is None, "multi-latent attention rotates by itself"
+            return latent_rope_rows(attention, rows)
+        return rope_rows(rope, rows, self.packed)
+
 
 def _check_packed(packed: Any, config: TransformerConfig, tokens: int) -> None:
     """Refuses packed sequences that no chunk of one rank's tokens has its share of."""
@@ -377,9 +390,11 @@ def _nothing() -> Tensor:
     raise AssertionError("a layer that keeps its activations fetches nothing")
 
 
-def _needs_leaf(x: Tensor) -> bool:
-    """A frozen embedding's output: backward must still come by to release what was saved."""
-    return torch.is_grad_enabled() and not x.requires_grad
+def _has_backward(layer: MemoTransformerLayer, x: Tensor) -> bool:
+    """Whether backward will come by: not where all is frozen from the model's input up to here."""
+    if not torch.is_grad_enabled():
+        return False
+    return x.requires_grad or any(parameter.requires_grad for parameter in layer.parameters())
 
 
 def _addresses(value: Any) -> frozenset[int]:
@@ -407,8 +422,14 @@ def _qkv(layer: MemoTransformerLayer, rope: Any, x: Tensor) -> tuple[Tensor, ...
     def pass_on(t: Tensor) -> tuple[Tensor, None]:
         return t, None
 
-    with standing_in(attention, core_attention=catch, linear_proj=pass_on):
-        attention(layer.input_layernorm(x), attention_mask=None, rotary_pos_emb=rope)
+    latent = isinstance(attention, MultiLatentAttention)
+    with (
+        standing_in(attention, core_attention=catch, linear_proj=pass_on),
+        latent_rope(attention, rope) if latent else nullcontext(),
+    ):
+        attention(
+            layer.input_layernorm(x), attention_mask=None, rotary_pos_emb=None if latent else rope
+        )
     return tuple(caught)
 
 

@@ -76,7 +76,7 @@ class FlashCoreAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params=None,
     ) -> Tensor:
-        """query [s, b, np, d], key and value [s, b, ng, d] -> [s, b, np*d].
+        """query [s, b, np, d], key [s, b, ng, d], value [s, b, ng, dv] -> [s, b, np*dv].
 
         Packed sequences come without b, as upstream hands them over: [t, np, d] and [t, ng, d] ->
         [t, np*d]. `attention_mask` is not read where the mask type is causal, as in upstream's

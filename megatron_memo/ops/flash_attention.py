@@ -10,6 +10,7 @@ import importlib.util
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from megatron_memo.ops.context_parallel import HeadExchange, NoExchange
@@ -34,7 +35,8 @@ def flash_attention(
 
     Args:
         query: [s, b, np, d]; s are this rank's tokens where there is an exchange.
-        key, value: [s, b, ng, d]; ng divides np (grouped-query attention).
+        key: [s, b, ng, d]; ng divides np (grouped-query attention).
+        value: [s, b, ng, dv], dv at most d (less in multi-latent attention).
         softmax_scale: factor on q k^T; 1/sqrt(d) if None.
         dropout_p: dropout of the attention weights; 0 on CPU, where no kernel has it.
         causal: token i attends to tokens 0..i only.
@@ -44,11 +46,17 @@ def flash_attention(
             and back, in forward and again in backward: what is saved is this rank's own.
 
     Returns:
-        [s, b, np*d], contiguous.
+        [s, b, np*dv], contiguous.
 
     Raises:
-        ValueError: dropout on CPU, np not a multiple of ng, or heads that an exchange cannot share.
+        ValueError: dropout on CPU, np not a multiple of ng, values wider than keys, or heads that
+            an exchange cannot share.
     """
+    if value.size(3) > key.size(3):
+        raise ValueError(
+            f"--v-head-dim {value.size(3)}: is more than the {key.size(3)} of a key, which flash "
+            "attention cannot have. Use --qk-head-dim and --qk-pos-emb-head-dim that add up to it."
+        )
     if query.size(2) % key.size(2):
         raise ValueError(f"{query.size(2)} query heads cannot share {key.size(2)} key heads")
     if dropout_p and kernels_for(query) == "cpu":
@@ -74,13 +82,23 @@ def forward_flops(tokens: int, batch: int, heads: int, head_dim: int, *, causal:
 def _flash_attn_package(query, key, value, scale, dropout_p, causal):
     from flash_attn import flash_attn_func
 
-    q, k, v = (t.transpose(0, 1) for t in (query, key, value))  # [b, s, n, d]
+    wide = _padded(value, query.size(3))
+    q, k, v = (t.transpose(0, 1) for t in (query, key, wide))  # [b, s, n, d]
     out = flash_attn_func(q, k, v, dropout_p=dropout_p, softmax_scale=scale, causal=causal)
+    out = out[..., : value.size(3)]
     return out.transpose(0, 1).reshape(query.size(0), query.size(1), -1)
 
 
+def _padded(t: Tensor, width: int) -> Tensor:
+    """[..., dv] -> [..., width] with zeros: kernels want one width, and columns are independent."""
+    return t if t.size(-1) == width else F.pad(t, (0, width - t.size(-1)))
+
+
 class _AtenFlash(torch.autograd.Function):
-    """aten flash attention, by device and dtype; see `flash_attention` for shapes."""
+    """aten flash attention, by device and dtype; see `flash_attention` for shapes.
+
+    Values are padded to the width of keys for the kernel only: what is saved is as it came.
+    """
 
     @staticmethod
     def forward(ctx, query, key, value, call, bounds, exchange):
@@ -89,9 +107,10 @@ class _AtenFlash(torch.autograd.Function):
             kernel = PackedKernel(kernel, bounds)
         group = query.size(2) // key.size(2)
         q, k, v = (exchange.to_heads(t) for t in (query, key, value))
+        v = _padded(v, q.size(3))
         out, extra = kernel.forward(_heads(q), _heads(k, group), _heads(v, group), *call)
         del q, k, v
-        out = exchange.to_tokens(out.permute(2, 0, 1, 3))
+        out = exchange.to_tokens(out.permute(2, 0, 1, 3)[..., : value.size(3)])
         out = out.reshape(query.size(0), query.size(1), -1).contiguous()
         ctx.save_for_backward(query, key, value, out, *extra)
         ctx.kernel, ctx.call, ctx.exchange = kernel, call, exchange
@@ -101,24 +120,26 @@ class _AtenFlash(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out):
         query, key, value, out, *extra = ctx.saved_tensors
-        exchange = ctx.exchange
+        exchange, width = ctx.exchange, query.size(3)
+        as_heads = (query.size(0), query.size(1), query.size(2), value.size(3))
         grad, q, k, v, out = (
             exchange.to_heads(t)
-            for t in (grad_out.reshape(query.shape), query, key, value, out.view(query.shape))
+            for t in (grad_out.reshape(as_heads), query, key, value, out.view(as_heads))
         )
+        narrow = v.size(3)
         del query, key, value, grad_out
         grads = ctx.kernel.backward(
-            _heads(grad),
+            _heads(_padded(grad, width)),
             _heads(q),
             _heads(k, ctx.group),
-            _heads(v, ctx.group),
-            _heads(out),
+            _heads(_padded(v, width), ctx.group),
+            _heads(_padded(out, width)),
             extra,
             *ctx.call,
         )
         del grad, q, k, v, out, extra
         dq, dk, dv = (g.permute(2, 0, 1, 3) for g in grads)
-        dk, dv = _sum_group(dk, ctx.group), _sum_group(dv, ctx.group)
+        dk, dv = _sum_group(dk, ctx.group), _sum_group(dv[..., :narrow], ctx.group)
         dq, dk, dv = (exchange.to_tokens(g) for g in (dq, dk, dv))
         return dq, dk, dv, None, None, None
 

@@ -27,7 +27,9 @@ from megatron_memo.swap.engine import set_engine
 HIDDEN, HEADS = 64, 4
 
 
-def config(style: str, *, layers=4, dtype=torch.float32, dropout=0.0, **other) -> TransformerConfig:
+def config(
+    style: str, *, layers=4, dtype=torch.float32, dropout=0.0, cls=TransformerConfig, **other
+) -> TransformerConfig:
     """`gpt` (LayerNorm, GELU, biases) or `llama` (RMSNorm, SwiGLU, grouped queries, no biases)."""
     tp = parallel_state.get_tensor_model_parallel_world_size()
     common = dict(
@@ -59,7 +61,7 @@ def config(style: str, *, layers=4, dtype=torch.float32, dropout=0.0, **other) -
             activation_func=F.silu,
             num_query_groups=2,
         )
-    return TransformerConfig(**(common | other))
+    return cls(**(common | other))
 
 
 def block(cfg: TransformerConfig, memo: MemoConfig | None, seed: int = 7) -> TransformerBlock:

@@ -9,13 +9,15 @@ import json
 import sys
 
 import harness  # first: it activates the platform before anything imports Megatron
-import moe_scenarios
 import scenarios
+import scenarios_frozen
+import scenarios_latent
+import scenarios_moe
 import shared_sequences
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-SCENARIOS = (scenarios, moe_scenarios, shared_sequences)
+SCENARIOS = (scenarios, scenarios_moe, scenarios_frozen, scenarios_latent, shared_sequences)
 
 
 def main(out: str, cp: str, *names: str) -> None:

@@ -45,6 +45,30 @@ def test_output_and_gradients_are_those_of_the_softmax(causal, groups, batch, dt
         assert float((got.double() - want).norm() / want.norm()) < tolerance
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_narrower_than_keys_are_saved_as_they_came(dtype):
+    torch.manual_seed(0)
+    s, n = 67, 4
+    given = [torch.randn(s, 2, n, d, dtype=dtype, requires_grad=True) for d in (24, 24, 16)]
+    grad = torch.randn(s, 2, n * 16, dtype=dtype)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        out = flash_attention(*given, softmax_scale=0.2)
+    assert out.shape == (s, 2, n * 16)
+    assert [t.numel() for t in saved[:4]] == [t.numel() for t in (*given, out)]
+    grads = torch.autograd.grad(out, given, grad)
+    expected = written_out(*given, 0.2, True)
+    expected_grads = torch.autograd.grad(expected, given, grad.double())
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    for got, want in zip((out, *grads), (expected, *expected_grads), strict=True):
+        assert float((got.double() - want).norm() / want.norm()) < tolerance
+
+
+def test_values_wider_than_keys_are_refused_by_flag():
+    with pytest.raises(ValueError, match=r"--v-head-dim 24: is more than the 16 of a key"):
+        flash_attention(*(torch.randn(8, 1, 2, d) for d in (16, 16, 24)))
+
+
 def test_the_scale_defaults_to_one_over_root_d():
     q, k, v = (torch.randn(8, 1, 2, 16) for _ in range(3))
     assert torch.equal(
