@@ -8,8 +8,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from megatron_memo import platform
 from megatron_memo.config import (
     DEFAULT_RESIDENT_LAYERS,
+    PROVISIONAL_RATIO,
     Experts,
     MemoConfig,
     PlanSettings,
@@ -17,6 +19,7 @@ from megatron_memo.config import (
 )
 from megatron_memo.sizes import parse_size
 
+AUTO = "auto"
 MODULES = ("auto", "memo", "upstream")
 
 # Flags that only say how memo works, and so say nothing unless a ratio turns it on. Values are the
@@ -30,6 +33,8 @@ _NEED_RATIO: dict[str, Any] = {
     "memo_moe_experts": None,
     "memo_nvme_path": None,
     "memo_nvme_budget": None,
+    "memo_link_bandwidth": None,
+    "memo_measurements": None,
     "memo_sync": False,
     "memo_poison": False,
 }
@@ -48,12 +53,21 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
     )
     group.add_argument(
         "--memo-swap-ratio",
-        metavar="R",
+        metavar="auto|R",
         help="Turn memo on. Each layer moves the activations of the first R (0 to 1) of its tokens "
         "to host memory until backward needs them, and recomputes those of the rest. 1 moves "
         "everything (most host memory and traffic), 0 recomputes everything but attention (most "
-        "arithmetic). Losses and gradients are the same for every R. Without this flag the run is "
+        "arithmetic). Losses and gradients are the same for every R. 'auto' measures layers and "
+        "link in the first three iterations, and goes on with the R that makes a step shortest "
+        "within host and device memory; one line says which and why. Without this flag the run is "
         "plain Megatron.",
+    )
+    group.add_argument(
+        "--memo-measurements",
+        metavar="FILE",
+        help="With --memo-swap-ratio auto: take what an earlier run measured instead of measuring. "
+        "A run with --save leaves such a file in its folder, as memo_plan/ratio.json. One of "
+        "another model is refused.",
     )
     group.add_argument(
         "--memo-chunks",
@@ -145,6 +159,12 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         "is what all tensors together may have: more is an out-of-memory error as on a GPU.",
     )
     group.add_argument(
+        "--memo-link-bandwidth",
+        metavar="SIZE",
+        help="For experiments on a machine without a GPU: copies take at least as long as over a "
+        "link of SIZE bytes a second in each direction, such as 200MiB.",
+    )
+    group.add_argument(
         "--memo-sync",
         action="store_true",
         help="For debugging: wait for every copy at once, so that nothing overlaps. If a problem "
@@ -211,7 +231,10 @@ def memo_config_from_args(args: argparse.Namespace) -> MemoConfig | None:
     Raises:
         ValueError: a number that is none or out of range, or a memo flag without a ratio.
     """
-    ratio = _number(args, "memo_swap_ratio", float, "a number from 0 to 1, such as 0.5")
+    ratio: float | None = PROVISIONAL_RATIO
+    if not ratio_is_auto(args):
+        ratio = _number(args, "memo_swap_ratio", float, f"{AUTO}, or a number from 0 to 1")
+        _refuse_measurements(args, ratio)
     chunks = _number(args, "memo_chunks", int, "a whole number, such as 4")
     resident = _number(args, "memo_resident_layers", int, "a whole number, such as 2")
     if ratio is None:
@@ -241,7 +264,38 @@ def memo_config_from_args(args: argparse.Namespace) -> MemoConfig | None:
         poison=bool(getattr(args, "memo_poison", False)),
         prefetch_depth=depth_from_text(getattr(args, "memo_prefetch_depth", None) or "auto"),
         moe_experts=Experts.SWAP if experts is None else Experts(experts),
+        link_bandwidth=_link_bandwidth(args),
     )
+
+
+def ratio_is_auto(args: argparse.Namespace) -> bool:
+    """Whether the ratio is to be found by the run itself; the config then has a provisional one."""
+    return getattr(args, "memo_swap_ratio", None) == AUTO
+
+
+def _refuse_measurements(args: argparse.Namespace, ratio: float | None) -> None:
+    path = getattr(args, "memo_measurements", None)
+    if path is not None and ratio is not None:
+        raise ValueError(
+            f"--memo-measurements {path}: has no effect with --memo-swap-ratio {ratio:g}, which is "
+            "a ratio already. Give --memo-swap-ratio auto, or drop the flag."
+        )
+
+
+def _link_bandwidth(args: argparse.Namespace) -> int | None:
+    text = getattr(args, "memo_link_bandwidth", None)
+    if text is None:
+        return None
+    try:
+        speed = parse_size(text)
+    except ValueError as reason:
+        raise ValueError(f"--memo-link-bandwidth {text}: {reason}, of a second.") from None
+    if not platform.on_cpu():
+        raise ValueError(
+            f"--memo-link-bandwidth {text}: slows copies down only on a machine without a GPU, and "
+            "here is one. Drop the flag."
+        )
+    return speed
 
 
 def plan_settings_from_args(args: argparse.Namespace) -> PlanSettings:

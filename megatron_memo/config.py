@@ -16,6 +16,8 @@ ENV_POISON = "MEMO_POISON"
 ENV_EXPERTS = "MEMO_MOE_EXPERTS"
 
 DEFAULT_RATIO = 0.5
+# What `--memo-swap-ratio auto` begins with: fits if anything does.
+PROVISIONAL_RATIO = 0.0
 DEFAULT_RESIDENT_LAYERS = 2
 DEPTH_WORDS = ("auto", "layers")
 
@@ -62,6 +64,8 @@ class MemoConfig:
             read of released memory visible in the loss).
         min_swap_bytes: storages smaller than this stay on the device; moving them costs more
             than it frees.
+        link_bandwidth: bytes a second that copies have in each direction on a machine without a
+            GPU, for experiments; None for what the machine gives.
         host: what holds them meanwhile; worked out once the model is known.
         prefetch_depth: how many steps (a chunk's half of a layer, or the attention) a swapped
             tensor stays on the device after it was made, and comes back before it is read; "auto"
@@ -75,6 +79,7 @@ class MemoConfig:
     sync: bool = False
     poison: bool = False
     min_swap_bytes: int = 1 << 16
+    link_bandwidth: int | None = None
     host: HostSettings = HostSettings()
     prefetch_depth: int | str = "auto"
     moe_experts: Experts = Experts.SWAP

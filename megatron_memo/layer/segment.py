@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from megatron_memo.layer.chunks import Fate
+from megatron_memo.layer.recompute_watch import recomputing
 from megatron_memo.layer.replay import Replay
 from megatron_memo.layer.stand_in import standing_in
 from megatron_memo.swap.context import Handle, LayerContext, check_unchanged
@@ -228,7 +229,11 @@ class Segment:
                     return
             kept.append(t.detach())
 
-        with self._replay.restored(), saved_tensors_hooks(pack, _no_backward_in_recompute):
+        with (
+            recomputing(),
+            self._replay.restored(),
+            saved_tensors_hooks(pack, _no_backward_in_recompute),
+        ):
             inputs = [fetch().detach().requires_grad_() for fetch in self._fetches]
             with self._stubbed_last_gemm() if self._skip_last_gemm else self._watched_last_gemm():
                 outputs = self._function(*inputs)

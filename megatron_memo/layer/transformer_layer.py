@@ -83,6 +83,8 @@ class MemoTransformerLayer(TransformerLayer):
         self.first_of_chunk = given.get("layer_number", 1) == 1 and not follows
         staged = self.config.virtual_pipeline_model_parallel_size is not None
         self.stage: int | None = given.get("vp_stage") if staged else None
+        # Of the last forward: rows of this rank's input, and ranks that share the sequence.
+        self.rows_seen: tuple[int, int] | None = None
 
     @property
     def position(self) -> int:
@@ -131,6 +133,7 @@ class _ChunkedForward:
         # Under sequence parallelism a rank holds n of s tokens and attention sees all ranks'.
         self.ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
         self.n = x.size(0)
+        layer.rows_seen = self.n, self.ranks
         self.packed = inputs.get("packed_seq_params")
         if is_packed(self.packed):
             _check_packed(self.packed, config, self.n * self.ranks)

@@ -90,7 +90,7 @@ def fingerprint(args: Any, memo: MemoConfig | None, rank: dict[str, Any]) -> Fin
                 found[field.name] = _plain(value)
     if memo is not None:
         for name, value in dataclasses.asdict(memo).items():
-            if name not in ("sync", "host"):
+            if name not in ("sync", "host", "link_bandwidth"):
                 found[f"memo {name}"] = value
     head = head_of(args, device_memory(args))
     if head is not None:

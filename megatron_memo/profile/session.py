@@ -6,6 +6,7 @@ schedule, step. The window is one iteration, from the begin of a step to the beg
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from megatron_memo import compat, platform
+from megatron_memo.arguments import ratio_is_auto
 from megatron_memo.config import MemoConfig
 from megatron_memo.ops import as_on_cuda, fused, workspace
 from megatron_memo.ops.target import show_kernels_of
@@ -194,6 +196,7 @@ def pretrain(session: Session, on_cuda: bool) -> None:
     from megatron.training.arguments import parse_and_validate_args, parse_args
 
     from megatron_memo.training import command_line
+    from megatron_memo.training.auto_setup import ratio_without_run
     from megatron_memo.training.cpu_defaults import follow_cpu
 
     compat.install_import_hooks()
@@ -215,6 +218,8 @@ def pretrain(session: Session, on_cuda: bool) -> None:
     # in tensors without data, and training has it.
     args.check_for_nan_in_loss_and_grad = raw.check_for_nan_in_loss_and_grad
     memo, modules = command_line.check_validated(args)
+    if memo is not None and ratio_is_auto(args):
+        memo = dataclasses.replace(memo, swap_ratio=ratio_without_run(args))
     session.args, session.memo = args, memo
 
     from megatron.core.enums import ModelType

@@ -78,12 +78,17 @@ class CopyThread:
 
 
 class HostThreadBackend:
-    """See `swap.backend.Backend`."""
+    """See `swap.backend.Backend`.
+
+    Args:
+        link: bytes a second that each direction has at most; None for what the machine gives.
+    """
 
     name = "cpu"
     tells_waiting = True
 
-    def __init__(self) -> None:
+    def __init__(self, link: int | None = None) -> None:
+        self._link = link
         self._d2h = CopyThread("memo-d2h")
         self._h2d = CopyThread("memo-h2d")
 
@@ -96,10 +101,18 @@ class HostThreadBackend:
         return time.perf_counter() - start
 
     def d2h(self, copies: Sequence[Copy], after: Event | None) -> Event:
-        return self._d2h.submit(lambda: copy_to_host(copies), after)
+        return self._d2h.submit(lambda: self._slowed(copy_to_host, copies), after)
 
     def h2d(self, copies: Sequence[Copy], after: Event | None) -> Event:
-        return self._h2d.submit(lambda: copy_to_device(copies), after)
+        return self._h2d.submit(lambda: self._slowed(copy_to_device, copies), after)
+
+    def _slowed(self, copy: Callable[[Sequence[Copy]], None], copies: Sequence[Copy]) -> None:
+        """Copies, and sleeps for the rest of what the link would have taken."""
+        start = time.perf_counter()
+        copy(copies)
+        if self._link is not None:
+            nbytes = sum(one.device.numel() for one in copies)
+            time.sleep(max(nbytes / self._link - (time.perf_counter() - start), 0.0))
 
     def synchronize(self) -> None:
         for thread in (self._d2h, self._h2d):

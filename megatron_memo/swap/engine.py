@@ -237,28 +237,26 @@ def _shared(tensor: Tensor, own: int) -> bool:
 
 
 _engine: SwapEngine | None = None
-# Of an engine made here: sync, poison, host.
-_made_for: tuple[bool, bool, HostSettings] | None = None
+# Of an engine made here: sync, poison, host, link.
+_made_for: tuple[bool, bool, HostSettings, int | None] | None = None
 
 
 def get_engine(config: MemoConfig | None = None) -> SwapEngine:
     """The process's engine, made at the first call for the device that is there.
 
     Args:
-        config: sync, poison and host; an engine made for others is replaced. None takes what is
-            there.
+        config: sync, poison, host and link; an engine made for others is replaced. None takes what
+            is there.
     """
     global _engine, _made_for
-    wanted = (False, False, HostSettings())
-    if config is not None:
-        wanted = (config.sync, config.poison, config.host)
-        if _made_for not in (None, wanted):
-            assert _engine is not None
-            _engine.host.give_up_idle()
-            _engine = None
+    wanted = (False, False, HostSettings(), None) if config is None else _key(config)
+    if config is not None and _made_for not in (None, wanted):
+        assert _engine is not None
+        _engine.host.give_up_idle()
+        _engine = None
     if _engine is None:
-        _made_for = sync, poison, host = wanted
-        _engine = SwapEngine(_backend_here(), sync=sync, poison=poison, host=host)
+        _made_for = sync, poison, host, link = wanted
+        _engine = SwapEngine(_backend_here(link), sync=sync, poison=poison, host=host)
     return _engine
 
 
@@ -271,7 +269,11 @@ def set_engine(engine: SwapEngine | None) -> None:
     _engine, _made_for = engine, None
 
 
-def _backend_here() -> Backend:
+def _key(config: MemoConfig) -> tuple[bool, bool, HostSettings, int | None]:
+    return config.sync, config.poison, config.host, config.link_bandwidth
+
+
+def _backend_here(link: int | None) -> Backend:
     from megatron_memo import platform
     from megatron_memo.platform import stand_in
 
@@ -282,7 +284,7 @@ def _backend_here() -> Backend:
     if platform.is_active() or not torch.cuda.is_available():
         from megatron_memo.swap.cpu import HostThreadBackend
 
-        return HostThreadBackend()
+        return HostThreadBackend(link)
     from megatron_memo.swap.cuda import CudaStreamBackend
 
     return CudaStreamBackend()

@@ -41,6 +41,7 @@ from megatron_memo.training.plan_setup import planned_steps  # noqa: E402
 from megatron_memo.training.user_error import exit_with  # noqa: E402
 
 if TYPE_CHECKING:
+    from megatron_memo.training.auto_ratio import AutoRatio
     from megatron_memo.training.planned import PlannedSteps
     from megatron_memo.training.traffic import Traffic
 
@@ -82,16 +83,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as mistake:
         exit_with(str(mistake))
 
+    from megatron_memo.training.auto_setup import auto_ratio
+
     set_startup_timestamps(program_start=_PROGRAM_START, main_entry=entered)
     args = parse_and_validate_args(
         extra_args_provider=add_arguments, args_defaults=dict(ARGS_DEFAULTS)
     )
     try:
         memo, modules = check_validated(args)
+        auto = auto_ratio(args, memo, log)
         planned = planned_steps(args, memo, plan_settings_from_args(args), log)
     except ValueError as mistake:
         exit_with(str(mistake))
-    _pretrain(args, memo, modules, planned)
+    _pretrain(args, memo, modules, planned, auto)
 
 
 def _pretrain(
@@ -99,6 +103,7 @@ def _pretrain(
     memo: MemoConfig | None,
     modules: ModuleChoice,
     planned: PlannedSteps | None,
+    auto: AutoRatio | None,
 ) -> None:
     """Hand over to upstream's ``pretrain``; ``args`` are validated and set globally."""
     from megatron.core.enums import ModelType
@@ -108,6 +113,7 @@ def _pretrain(
     from megatron_memo.layer.chunks import describe, layer_tokens
     from megatron_memo.plan.plan_file import PlanError
     from megatron_memo.training import modelopt
+    from megatron_memo.training.auto_ratio import NoRatio
     from megatron_memo.training.datasets import train_valid_test_datasets_provider
     from megatron_memo.training.gpt import embedding_ranks, forward_step
     from megatron_memo.training.loss_head import device_memory, head_of
@@ -124,17 +130,23 @@ def _pretrain(
         ranks = args.tensor_model_parallel_size if args.sequence_parallel else 1
         head = head_of(args, device_memory(args))
         loss = "" if head is None else f"; loss in {head.chunks} token chunks"
+        until = "" if auto is None else "until the best swap ratio is known, "
         experts = f"; experts: {memo.moe_experts.value}" if args.num_experts else ""
         layers = args.num_layers + (args.mtp_num_layers or 0)
         what = describe(memo, layer_tokens(args), ranks, layers, args.context_parallel_size)
-        log(what + experts + loss)
+        log(until + what + experts + loss)
 
     listening: Any = nullcontext()
     if planned is not None:
         from megatron_memo.profile.markers import forward_backward
 
-        compat.wrap_train_step(planned.step, forward_backward, first=planned.begin)
+        if auto is None:
+            compat.wrap_train_step(planned.step, forward_backward, first=planned.begin)
+        else:
+            compat.wrap_train_step(auto.before(planned), forward_backward)
         listening = planned.listening()
+    if auto is not None:
+        compat.wrap_train_step(auto.step, lambda _iteration, run: run(), first=auto.begin)
     if memo is not None:
         traffic = _traffic(args)
         compat.wrap_train_step(traffic.step, lambda _iteration, run: run(), first=traffic.begin)
@@ -143,7 +155,7 @@ def _pretrain(
             compat.wrap_train_step(ranges.step, lambda _iteration, run: run())
     recorder = None
     if getattr(args, "memo_report", None) is not None:
-        recorder = Recorder(args.memo_report, memo, measured_iteration(args), planned)
+        recorder = Recorder(args.memo_report, memo, measured_iteration(args), planned, auto)
         compat.wrap_train_step(recorder.step, recorder.forward_backward)
     try:
         with listening:
@@ -155,7 +167,7 @@ def _pretrain(
                 store=store,
                 get_embedding_ranks=embedding_ranks,
             )
-    except (PlanError, NothingSwapped) as refusal:
+    except (PlanError, NothingSwapped, NoRatio) as refusal:
         exit_with(str(refusal))
     except SystemExit as end:
         # How Megatron ends early when asked to (--exit-interval, a signal): as good an end.

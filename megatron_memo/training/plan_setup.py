@@ -71,10 +71,11 @@ def _start(
     """What this rank begins with. Raises PlanError where a given plan is not for it."""
     from megatron_memo import compat
     from megatron_memo.profile.fingerprint import fingerprint
+    from megatron_memo.training.auto_setup import settled
     from megatron_memo.training.plan_source import given_plan, saved_path, saved_plan
     from megatron_memo.training.planned import Identity, Start
 
-    found = fingerprint(args, memo, compat.rank_kind(list(chunks)))
+    found = fingerprint(args, settled(memo, chunks), compat.rank_kind(list(chunks)))
     identity = Identity(device, args.rank, args.world_size, found)
     if settings.plan != "auto":
         return Start(identity, given_plan(Path(settings.plan), identity))

@@ -19,6 +19,7 @@ from megatron_memo import platform
 from megatron_memo.config import MemoConfig
 
 if TYPE_CHECKING:
+    from megatron_memo.training.auto_ratio import AutoRatio
     from megatron_memo.training.planned import PlannedSteps
 
 LOSS = "lm loss"
@@ -32,6 +33,7 @@ class Recorder:
         memo: the run's settings.
         metered: iteration (from 1) whose activation memory is measured, or None.
         planned: asked at the end what it did, if the run has a memory plan.
+        auto: asked at the end for the ratio, if the run has found it.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class Recorder:
         memo: MemoConfig | None,
         metered: int | None,
         planned: PlannedSteps | None = None,
+        auto: AutoRatio | None = None,
     ) -> None:
         self._path = path
         self._planned = planned
+        self._auto = auto
         self._memo = memo
         self._metered = metered
         self._iterations: list[dict[str, Any]] = []
@@ -88,7 +92,7 @@ class Recorder:
     def content(self) -> dict[str, Any]:
         """What the file holds. Losses are exact: JSON's decimals give the same double back."""
         return {
-            "memo": None if self._memo is None else dataclasses.asdict(self._memo),
+            "memo": None if self._memo is None else self._settings(self._memo),
             "iterations": self._iterations,
             "peak_activation_bytes": self._peak,
             "swap": None if self._memo is None else _swap_stats(),
@@ -96,6 +100,11 @@ class Recorder:
             "versions": versions(),
             "device": "cpu" if platform.is_active() else torch.cuda.get_device_name(),
         }
+
+    def _settings(self, memo: MemoConfig) -> dict[str, Any]:
+        ratio = None if self._auto is None else self._auto.ratio
+        settings = memo if ratio is None else dataclasses.replace(memo, swap_ratio=ratio)
+        return dataclasses.asdict(settings)
 
 
 def versions() -> dict[str, str]:

@@ -20,7 +20,7 @@ from megatron_memo.plan.ratio import (
     paper_program,
     solve,
 )
-from megatron_memo.plan.ratio.schedule import both_share, held_layers, passes
+from megatron_memo.plan.ratio.schedule import both_share, passes
 
 GIB = 1 << 30
 # What the model's whole numbers may lose of a step.
@@ -294,23 +294,7 @@ def test_the_papers_program_hides_copies_behind_a_layers_forward():
     assert choice.ratio == pytest.approx((50 * 5 - 100) / 400) and choice.binds == "D2H"
 
 
-# ---- what is in flight
-
-
-@pytest.mark.parametrize(
-    ("stage", "stages", "micro_batches", "virtual", "held"),
-    [
-        (0, 1, 4, None, 6),  # one stage: one micro-batch at a time
-        (0, 4, 8, None, 24),  # 1F1B: the first stage holds as many as there are stages
-        (3, 4, 8, None, 6),
-        (0, 4, 2, None, 12),  # never more than there are
-        (0, 2, 4, 2, 15),  # interleaved: 2 + 2 + 1 passes of 3 layers
-        (1, 2, 4, 2, 9),
-        (0, 2, 1, 2, 6),
-    ],
-)
-def test_layers_held_follow_the_schedule(stage, stages, micro_batches, virtual, held):
-    assert held_layers(6, stage, stages, micro_batches, virtual) == held
+# ---- schedules
 
 
 def test_the_bubble_counts_as_passes():
