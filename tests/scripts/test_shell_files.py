@@ -10,8 +10,10 @@ import pytest
 
 from tests.scripts.shell import BASH, ROOT
 
-SCRIPTS = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/lib/*.sh"), ROOT / ".ci/run"])
-STARTED_BY_NAME = [path for path in SCRIPTS if path.parent.name != "lib"]
+PATTERNS = ("scripts/*.sh", "scripts/lib/*.sh", "scripts/slurm/*", ".ci/run")
+SCRIPTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
+# The others are sourced.
+STARTED_BY_NAME = [path for path in SCRIPTS if path.read_text().startswith("#!")]
 
 
 def _name(path):
@@ -39,6 +41,12 @@ def test_it_can_be_executed_and_stops_at_errors(path):
     lines = path.read_text().splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
     assert "set -euo pipefail" in lines
+
+
+def test_only_what_is_sourced_has_no_first_line():
+    sourced = {_name(path) for path in SCRIPTS} - {_name(path) for path in STARTED_BY_NAME}
+    lib = {_name(path) for path in ROOT.glob("scripts/lib/*.sh")}
+    assert sourced == {*lib, "scripts/slurm/common.sh"}
 
 
 def test_continuous_integration_runs_the_command_that_developers_run():
