@@ -163,9 +163,17 @@ class Mover:
     def _retire(self, portion: Portion) -> None:
         for moved in portion.groups:
             if moved.place is Place.SOURCE:
-                moved.place = Place.HOST
-                if self.strategy.holds_back:
-                    self.clock.wait(D2H, moved.d2h)
+                self._let_go(moved)
+
+    def _let_go(self, moved: Moved) -> None:
+        """Device memory of a group is given up: its copies must be done."""
+        if moved.place is Place.SOURCE:
+            moved.place = Place.HOST
+            if self.strategy.holds_back:
+                self.clock.wait(D2H, moved.d2h)
+        elif moved.place is Place.BUFFER and not moved.read:
+            moved.read = True
+            self.clock.wait(H2D, moved.h2d)
 
     def _take_turn(self, one: LayerPass, step: int | None) -> None:
         if any(portion.owner is one for portion in self._in_flight):
@@ -202,7 +210,9 @@ class Mover:
             self._take_turn(one, step)
             self._fetch_from(one, step, self.strategy.depth, phase)
         for moved in one.moved:
-            if moved.group.first >= step:
+            if moved.group.last > step:
+                self._let_go(moved)
+            elif moved.group.first >= step:
                 self._read(moved, one, phase)
 
     def read_all(self, key: tuple[int, int, int], phase: Phase) -> None:
@@ -216,6 +226,7 @@ class Mover:
         one = self._passes.pop(key)
         self._leave(one)
         for moved in one.moved:
+            self._let_go(moved)
             if moved.on_disk:
                 self.disk -= moved.group.nbytes
             else:

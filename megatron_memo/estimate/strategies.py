@@ -23,13 +23,15 @@ class Group:
 
     Attributes:
         step: after which they leave, in forward.
-        first: the step whose backward reads them first; backward walks the steps down.
+        first, last: the steps whose backward reads them first and last; backward walks the steps
+            down, so `first` is not below `last`.
         nbytes: how many.
         name: what they are.
     """
 
     step: int
     first: int
+    last: int
     nbytes: int
     name: str
 
@@ -162,7 +164,7 @@ class FineGrainedOffload(Strategy):
             own = [name for name in self.modules if nbytes[name][0] == step]
             if own:
                 total = sum(nbytes[name][1] for name in own)
-                groups.append(Group(step, step, total, ", ".join(own)))
+                groups.append(Group(step, step, step, total, ", ".join(own)))
         return LayerPlan(groups=tuple(groups))
 
 
@@ -231,14 +233,15 @@ def _groups(chunks: list[tuple[float, Fate]], saved: Saved) -> list[Group]:
     # Recomputation reads the layer's input and the attention output; the first to do so in
     # backward is the last chunk of those that are recomputed.
     first = attention + 1 + dropped[-1] if dropped else attention
-    groups = [Group(0, first if dropped else attention - 1, saved.input, "input")]
+    groups = [Group(0, first if dropped else attention - 1, 0, saved.input, "input")]
     output = saved.attention + saved.statistics
-    after = [Group(attention, first, output, "attention output")]
+    after = [Group(attention, first, attention, output, "attention output")]
     for k, (share, fate) in enumerate(chunks):
         if fate is Fate.SWAP:
-            groups.append(Group(k, attention, round(share * saved.pre), f"chunk {k}, q k v"))
+            before = round(share * saved.pre)
+            groups.append(Group(k, attention, k, before, f"chunk {k}, q k v"))
             step = attention + 1 + k
-            after.append(Group(step, step, round(share * saved.post), f"chunk {k}, MLP"))
+            after.append(Group(step, step, step, round(share * saved.post), f"chunk {k}, MLP"))
     return groups + after
 
 
@@ -274,7 +277,7 @@ class PaperMemo(Strategy):
         again: tuple[Again, ...] = ()
         if alpha < 1:
             again = Again("again pre", 1 - alpha), Again("again post", 1 - alpha)
-        return LayerPlan(groups=(Group(2, 2, nbytes, "layer"),), again_at_start=again)
+        return LayerPlan(groups=(Group(2, 2, 0, nbytes, "layer"),), again_at_start=again)
 
 
 def paper_alpha(costs: Costs, resident: int = 2) -> float:
