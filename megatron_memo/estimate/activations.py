@@ -21,14 +21,16 @@ class Saved:
         input: the layer's input.
         attention: its attention output.
         statistics: the attention's log-sum-exp, which travels with its output.
-        pre: input norm's output, q, k, v.
+        norm: the input norm's output.
+        qkv: q, k and v.
         post: attention residual, second norm's output, the MLP's two inner activations.
     """
 
     input: int
     attention: int
     statistics: int
-    pre: int
+    norm: int
+    qkv: int
     post: int
 
     @property
@@ -39,7 +41,7 @@ class Saved:
     @property
     def others(self) -> int:
         """What alpha is a fraction of."""
-        return self.pre + self.post
+        return self.norm + self.qkv + self.post
 
     @property
     def total(self) -> int:
@@ -62,6 +64,7 @@ def saved(job: Job, layer: int) -> Saved:
         input=row,
         attention=q,
         statistics=statistics,
-        pre=row + q + 2 * kv,
+        norm=row,
+        qkv=q + 2 * kv,
         post=2 * row + inner * (3 if job.gated else 2),
     )

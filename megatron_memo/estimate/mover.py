@@ -76,7 +76,7 @@ class Portion:
 
     @property
     def groups(self) -> list[Moved]:
-        return [m for m in self.owner.moved if self.step in (None, m.group.step)]
+        return [m for m in self.owner.moved if self.step in (None, max(m.group.step, 0))]
 
 
 class Mover:
@@ -101,12 +101,15 @@ class Mover:
 
     # ---- forward
 
-    def begin_layer(self, key: tuple[int, int, int], plan: LayerPlan, *, first: bool) -> None:
+    def begin_layer(
+        self, key: tuple[int, int, int], plan: LayerPlan, phase: Phase, *, first: bool
+    ) -> None:
         """A layer's forward starts.
 
         Args:
             key: model chunk, micro-batch, layer.
             plan: of the layer.
+            phase: that begins.
             first: it is the model chunk's first.
         """
         one = LayerPass(plan, f"layer {key[2]}", None if first else self._tail)
@@ -114,16 +117,20 @@ class Mover:
         if self.strategy.depth is None:
             self._keep_in_flight(_LAYERS_IN_FLIGHT - 1)
             self._in_flight.append(Portion(one, None))
+        self._send_all(one, -1, phase)
 
     def end_step(self, key: tuple[int, int, int], step: int, phase: Phase) -> None:
         """A step of the forward is over: what it saved leaves."""
         one = self._passes[key]
-        for group in one.plan.groups:
-            if group.step == step:
-                one.moved.append(self._send(Moved(group), one, phase))
+        self._send_all(one, step, phase)
         if self.strategy.depth is not None:
             self._in_flight.append(Portion(one, step))
             self._keep_in_flight(self.strategy.depth)
+
+    def _send_all(self, one: LayerPass, step: int, phase: Phase) -> None:
+        for group in one.plan.groups:
+            if group.step == step:
+                one.moved.append(self._send(Moved(group), one, phase))
 
     def _send(self, moved: Moved, one: LayerPass, phase: Phase) -> Moved:
         nbytes, ready = moved.group.nbytes, self.clock.now
@@ -206,13 +213,14 @@ class Mover:
     def begin_backward_step(self, key: tuple[int, int, int], step: int, phase: Phase) -> None:
         """Backward begins a step, and reads what it reads."""
         one = self._passes[key]
+        for moved in one.moved:
+            if moved.group.last > step:
+                self._let_go(moved)
         if self.strategy.depth is not None:
             self._take_turn(one, step)
             self._fetch_from(one, step, self.strategy.depth, phase)
         for moved in one.moved:
-            if moved.group.last > step:
-                self._let_go(moved)
-            elif moved.group.first >= step:
+            if moved.group.last <= step <= moved.group.first:
                 self._read(moved, one, phase)
 
     def read_all(self, key: tuple[int, int, int], phase: Phase) -> None:

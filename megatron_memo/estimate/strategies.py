@@ -7,7 +7,7 @@ which, and what is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from megatron_memo.config import DEFAULT_RESIDENT_LAYERS, MemoConfig
@@ -22,7 +22,7 @@ class Group:
     """Bytes that travel together.
 
     Attributes:
-        step: after which they leave, in forward.
+        step: after which they leave, in forward; -1 as the layer begins.
         first, last: the steps whose backward reads them first and last; backward walks the steps
             down, so `first` is not below `last`.
         nbytes: how many.
@@ -150,14 +150,13 @@ class FineGrainedOffload(Strategy):
     def plan(self, costs: Costs, layer: int) -> LayerPlan:
         if layer == costs.job.layers:
             return LayerPlan()
-        job, saved = costs.job, costs.saved(layer)
-        row = job.local_tokens * job.hidden * job.element_bytes
+        saved = costs.saved(layer)
         nbytes = {
             "attn_norm": (0, saved.input),
-            "qkv_linear": (0, row),
-            "core_attn": (1, saved.pre - row),
+            "qkv_linear": (0, saved.norm),
+            "core_attn": (1, saved.qkv),
             "attn_proj": (1, saved.attention + saved.statistics),
-            "mlp_norm": (2, row),
+            "mlp_norm": (2, saved.input),
         }
         groups = []
         for step in range(3):
@@ -227,22 +226,22 @@ class Memo(Strategy):
         return LayerPlan(shares, tuple(groups), again=again)
 
 
-def _groups(chunks: list[tuple[float, Fate]], saved: Saved) -> list[Group]:
-    attention = len(chunks)
-    dropped = [k for k, (_, fate) in enumerate(chunks) if fate is Fate.RECOMPUTE]
-    # Recomputation reads the layer's input and the attention output; the first to do so in
-    # backward is the last chunk of those that are recomputed.
-    first = attention + 1 + dropped[-1] if dropped else attention
-    groups = [Group(0, first if dropped else attention - 1, 0, saved.input, "input")]
-    output = saved.attention + saved.statistics
-    after = [Group(attention, first, attention, output, "attention output")]
+def _groups(chunks: list[tuple[float, Fate]], saved: Saved) -> Iterator[Group]:
+    attention, end = len(chunks), 2 * len(chunks)
+    # Recomputed chunks come last, so backward begins with one if there is any, and that reads the
+    # input; swapped ones read it before attention only. All read the attention output.
+    recomputes = chunks[-1][1] is Fate.RECOMPUTE
+    yield Group(-1, end if recomputes else attention - 1, 0, saved.input, "input")
     for k, (share, fate) in enumerate(chunks):
         if fate is Fate.SWAP:
-            before = round(share * saved.pre)
-            groups.append(Group(k, attention, k, before, f"chunk {k}, q k v"))
+            yield Group(k, k, k, round(share * saved.norm), f"chunk {k}, norm")
+            yield Group(k, attention, attention, round(share * saved.qkv), f"chunk {k}, q k v")
+    output = saved.attention + saved.statistics
+    yield Group(attention, end, attention, output, "attention output")
+    for k, (share, fate) in enumerate(chunks):
+        if fate is Fate.SWAP:
             step = attention + 1 + k
-            after.append(Group(step, step, step, round(share * saved.post), f"chunk {k}, MLP"))
-    return groups + after
+            yield Group(step, step, step, round(share * saved.post), f"chunk {k}, MLP")
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def simulate(
                 f"the phases are of {schedule.chunks_of(sequence)} token chunks a layer, the "
                 f"strategy {strategy.name!r} has {chunks}"
             )
-    stages = [_Stage(costs, strategy, n, list(s)) for n, s in enumerate(sequences)]
+    stages = [_Stage(costs, strategy, n, list(s), chunks) for n, s in enumerate(sequences)]
     _run(stages)
     seconds = max(stage.clock.end for stage in stages)
     rate = costs.machine.gpu.dense_rate
@@ -160,9 +160,16 @@ def _run(stages: list[_Stage]) -> None:
 class _Stage:
     """One rank of a pipeline stage at work."""
 
-    def __init__(self, costs: Costs, strategy: Strategy, number: int, sequence: list[Pass]):
+    def __init__(
+        self,
+        costs: Costs,
+        strategy: Strategy,
+        number: int,
+        sequence: list[Pass],
+        chunks: int | None,
+    ):
         self.costs, self.job, self.strategy = costs, costs.job, strategy
-        self.number, self.sequence = number, sequence
+        self.number, self.sequence, self._chunks = number, sequence, chunks
         self.clock = Clock(number)
         self.mover = Mover(self.clock, costs, strategy, limited=True)
         self._plans: dict[int, LayerPlan] = {}
@@ -225,7 +232,7 @@ class _Stage:
             self._layer = key
             self._begin_layer(key, phase)
         plan = self._plan(phase.layer)
-        if phase.chunk is None and self.strategy.chunked(self.job) is None:
+        if self._chunks is None:
             for _ in range(plan.steps):
                 self._do_step(key, phase)
         elif phase.chunk is not None or not begins:
@@ -243,7 +250,7 @@ class _Stage:
         if phase.direction == FORWARD:
             self._step = 0
             self.clock.wait(DP, self._gathered.get(key[2], 0.0))
-            self.mover.begin_layer(key, plan, first=self._first)
+            self.mover.begin_layer(key, plan, phase, first=self._first)
             self._first = False
             return
         self._step = plan.steps - 1

@@ -114,7 +114,7 @@ def simulated(order, layers, swapping, costs):
             groups = [Group(k, k, 0, nbytes, str(k)) for k, nbytes in enumerate(sizes)]
             plan = LayerPlan(groups=tuple(groups) if layer in swapping else ())
             if what[0] == "f":
-                mover.begin_layer(key, plan, first=layer == 0)
+                mover.begin_layer(key, plan, phase, first=layer == 0)
                 for step in range(plan.steps):
                     mover.end_step(key, step, phase)
                 continue
