@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_memo.estimate.clock import STREAMS
-from megatron_memo.estimate.timeline import Result
+from megatron_memo.estimate.result import Result
 
 _NANOSECONDS = 1e9
 _TO_MICROSECONDS = 1e-3

@@ -5,11 +5,8 @@ Everything in `estimate` reads a `Job`; only `Job.from_args` knows Megatron's fl
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
-
-_ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -103,23 +100,23 @@ class Job:
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{flag} {value}: must be at least 1.")
-        _check_divides("--num-attention-heads", self.heads, _TP, self.tp)
-        _check_divides("--num-attention-heads", self.heads, "--num-query-groups", self.groups)
+        check_divides("--num-attention-heads", self.heads, TP_FLAG, self.tp)
+        check_divides("--num-attention-heads", self.heads, "--num-query-groups", self.groups)
         if self.groups < self.tp:
-            _check_divides(_TP, self.tp, "--num-query-groups", self.groups)
+            check_divides(TP_FLAG, self.tp, "--num-query-groups", self.groups)
         else:
-            _check_divides("--num-query-groups", self.groups, _TP, self.tp)
-        _check_divides("--ffn-hidden-size", self.ffn, _TP, self.tp)
-        _check_divides("the padded vocabulary", self.vocabulary, _TP, self.tp)
+            check_divides("--num-query-groups", self.groups, TP_FLAG, self.tp)
+        check_divides("--ffn-hidden-size", self.ffn, TP_FLAG, self.tp)
+        check_divides("the padded vocabulary", self.vocabulary, TP_FLAG, self.tp)
         # Causal attention is balanced over context-parallel ranks by two pieces a rank.
         pieces = 2 * self.cp if self.cp > 1 else 1
         flag = "twice --context-parallel-size" if self.cp > 1 else "--context-parallel-size"
-        _check_divides("--seq-length", self.sequence, flag, pieces)
+        check_divides("--seq-length", self.sequence, flag, pieces)
         if self.sequence_parallel:
             part = self.sequence // self.cp
-            _check_divides("--seq-length of a context-parallel rank", part, _TP, self.tp)
+            check_divides("--seq-length of a context-parallel rank", part, TP_FLAG, self.tp)
         if self.experts is not None:
-            _check_divides(
+            check_divides(
                 "--num-experts",
                 self.experts.count,
                 "--expert-model-parallel-size",
@@ -142,11 +139,11 @@ class Job:
                 continue
             if not 0 < own <= shared:
                 raise ValueError(f"{flag} {own}: {shared} layers are there to be shared.")
-            _check_divides(flag, own, _VIRTUAL, self.virtual)
+            check_divides(flag, own, VIRTUAL, self.virtual)
             shared, stages = shared - own, stages - 1
         if stages > 0:
-            _check_divides("--num-layers (what is shared)", shared, _PP, stages)
-            _check_divides("the layers of a stage", shared // stages, _VIRTUAL, self.virtual)
+            check_divides("--num-layers (what is shared)", shared, PP_FLAG, stages)
+            check_divides("the layers of a stage", shared // stages, VIRTUAL, self.virtual)
         elif shared:
             raise ValueError(f"--num-layers {self.layers}: {shared} layers belong to no stage.")
 
@@ -270,11 +267,13 @@ class Job:
             ValueError: a needed flag is missing, the layout is impossible (the message names the
                 divisor that is wrong), or it is of a kind that the estimate does not know.
         """
-        return cls(**_fields(args, world_size))
+        from megatron_memo.estimate.job_from_args import fields
+
+        return cls(**fields(args, world_size))
 
 
-_TP, _PP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
-_CP, _VIRTUAL = "--context-parallel-size", "the virtual stages of a pipeline stage"
+TP_FLAG, PP_FLAG = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+CP_FLAG, VIRTUAL = "--context-parallel-size", "the virtual stages of a pipeline stage"
 _SIZES = {
     "layers": "--num-layers",
     "hidden": "--hidden-size",
@@ -286,158 +285,16 @@ _SIZES = {
     "sequence": "--seq-length",
     "micro_batch": "--micro-batch-size",
     "micro_batches": "micro-batches of an iteration",
-    "tp": _TP,
-    "pp": _PP,
-    "virtual": _VIRTUAL,
-    "cp": _CP,
+    "tp": TP_FLAG,
+    "pp": PP_FLAG,
+    "virtual": VIRTUAL,
+    "cp": CP_FLAG,
     "dp": "data-parallel ranks",
 }
 
 
-def _fields(args: Any, world_size: int | None) -> dict[str, Any]:
-    """`Job`'s fields by name."""
-    for name in ("multi_latent_attention", "pipeline_model_parallel_layout", "yaml_cfg"):
-        if getattr(args, name, None):
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag}: the estimate does not know it yet. Estimate without it.")
-    hidden = _needed(args, "hidden_size")
-    heads = _needed(args, "num_attention_heads")
-    layers = _needed(args, "num_layers")
-    gated = bool(getattr(args, "swiglu", False))
-    ffn = getattr(args, "ffn_hidden_size", None) or _default_ffn(hidden, gated)
-    head_dim = getattr(args, "kv_channels", None) or hidden // heads
-    grouped = getattr(args, "group_query_attention", False)
-    groups = (getattr(args, "num_query_groups", None) or heads) if grouped else heads
-    tp, pp, cp = (
-        getattr(args, name, None) or 1
-        for name in (
-            "tensor_model_parallel_size",
-            "pipeline_model_parallel_size",
-            "context_parallel_size",
-        )
-    )
-    for size, flag in ((tp, _TP), (pp, _PP), (cp, _CP)):
-        if size < 1:
-            raise ValueError(f"{flag} {size}: must be at least 1.")
-    world = world_size if world_size is not None else _needed(args, "world_size")
-    _check_divides("the number of GPUs", world, f"{_TP} x {_PP} x {_CP}", tp * pp * cp)
-    dp = world // (tp * pp * cp)
-    micro_batch = _needed(args, "micro_batch_size")
-    batch = getattr(args, "global_batch_size", None) or micro_batch * dp
-    _check_divides(
-        "--global-batch-size", batch, "--micro-batch-size x data-parallel ranks", micro_batch * dp
-    )
-    precision = next((n for n in ("bf16", "fp16") if getattr(args, n, False)), "fp32")
-    reduces_low = getattr(args, "grad_reduce_in_bf16", False)
-    return dict(
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        heads=heads,
-        head_dim=head_dim,
-        groups=groups,
-        vocabulary=_vocabulary(args, tp),
-        sequence=_needed(args, "seq_length"),
-        micro_batch=micro_batch,
-        micro_batches=batch // (micro_batch * dp),
-        gated=gated,
-        biases=bool(getattr(args, "add_bias_linear", True)),
-        tied=not getattr(args, "untie_embeddings_and_output_weights", False),
-        rope=getattr(args, "position_embedding_type", "rope") == "rope",
-        tp=tp,
-        sequence_parallel=bool(getattr(args, "sequence_parallel", False)) and tp > 1,
-        pp=pp,
-        virtual=_virtual(args, layers, pp),
-        virtual_group=getattr(args, "microbatch_group_size_per_vp_stage", None),
-        first_layers=getattr(args, "decoder_first_pipeline_num_layers", None),
-        last_layers=getattr(args, "decoder_last_pipeline_num_layers", None),
-        embedding_as_layer=bool(getattr(args, "account_for_embedding_in_pipeline_split", False)),
-        loss_as_layer=bool(getattr(args, "account_for_loss_in_pipeline_split", False)),
-        cp=cp,
-        dp=dp,
-        element_bytes=_ELEMENT_BYTES[precision],
-        gradient_bytes=2 if reduces_low else 4,
-        distributed_optimizer=bool(getattr(args, "use_distributed_optimizer", False)),
-        overlap_grad_reduce=bool(getattr(args, "overlap_grad_reduce", False)),
-        overlap_param_gather=bool(getattr(args, "overlap_param_gather", False)),
-        overlap_tp=bool(getattr(args, "tp_comm_overlap", False)),
-        overlap_p2p=bool(getattr(args, "overlap_p2p_comm", False)),
-        cp_kind=_cp_kind(args),
-        experts=_experts(args, layers, ffn),
-    )
-
-
-def _needed(args: Any, name: str) -> int:
-    value = getattr(args, name, None)
-    flag = f"--{name.replace('_', '-')}"
-    if value is None:
-        raise ValueError(f"{flag} is needed for an estimate. Give it.")
-    if value < 1:
-        raise ValueError(f"{flag} {value}: must be at least 1.")
-    return value
-
-
-def _default_ffn(hidden: int, gated: bool) -> int:
-    """As Megatron's `validate_args` has it."""
-    return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
-
-
-def _vocabulary(args: Any, tp: int) -> int:
-    padded = getattr(args, "padded_vocab_size", None)
-    if padded:
-        return padded
-    entries = getattr(args, "vocab_size", None)
-    if not entries:
-        raise ValueError(
-            "the size of the vocabulary is not known: give --vocab-size with --tokenizer-type "
-            "NullTokenizer, or --padded-vocab-size."
-        )
-    if getattr(args, "tokenizer_type", None) == "NullTokenizer":
-        entries += 1  # the end of a document
-    multiple = (getattr(args, "make_vocab_size_divisible_by", None) or 128) * tp
-    return math.ceil(entries / multiple) * multiple
-
-
-def _virtual(args: Any, layers: int, pp: int) -> int:
-    for name in ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"):
-        if getattr(args, name, None):
-            return getattr(args, name)
-    of_chunk = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
-    if not of_chunk:
-        return 1
-    _check_divides("--num-layers", layers, _PP, pp)
-    flag = "--num-layers-per-virtual-pipeline-stage"
-    _check_divides("the layers of a stage", layers // pp, flag, of_chunk)
-    return layers // pp // of_chunk
-
-
-def _cp_kind(args: Any) -> str:
-    kind = getattr(args, "cp_comm_type", None) or "p2p"
-    return kind if isinstance(kind, str) else kind[0]
-
-
-def _experts(args: Any, layers: int, ffn: int) -> Experts | None:
-    count = getattr(args, "num_experts", None)
-    if not count:
-        return None
-    frequency = getattr(args, "moe_layer_freq", 1)
-    if isinstance(frequency, int):
-        every = tuple(i % frequency == 0 for i in range(layers))
-    else:
-        every = tuple(bool(has) for has in frequency)
-        if len(every) != layers:
-            raise ValueError(f"--moe-layer-freq: has {len(every)} entries for {layers} layers.")
-    return Experts(
-        count=count,
-        topk=getattr(args, "moe_router_topk", None) or 2,
-        ffn=getattr(args, "moe_ffn_hidden_size", None) or ffn,
-        shared_ffn=getattr(args, "moe_shared_expert_intermediate_size", None) or 0,
-        parallel=getattr(args, "expert_model_parallel_size", None) or 1,
-        every=every,
-    )
-
-
-def _check_divides(what: str, value: int, flag: str, divisor: int) -> None:
+def check_divides(what: str, value: int, flag: str, divisor: int) -> None:
+    """Raises ValueError, with the nearest multiples, unless `divisor` divides `value`."""
     if value % divisor:
         below, above = value // divisor * divisor, (value // divisor + 1) * divisor
         nearest = f"{below} or {above}" if below else f"{above}"

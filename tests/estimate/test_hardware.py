@@ -24,9 +24,8 @@ def test_gpus_that_share_a_link_get_their_share_of_it():
 
 def test_every_entry_is_achievable_and_has_a_source():
     for one in GPUS.values():
-        assert one.host_link < one.host_link_spec
+        assert one.host_link <= one.host_link_spec
         assert one.source
-        assert one.nvlink > one.host_bandwidth
 
 
 @pytest.mark.parametrize(

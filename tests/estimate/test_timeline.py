@@ -172,7 +172,7 @@ def test_exposed_time_of_a_slow_link_is_what_it_cannot_hide():
     depth=st.sampled_from([None, 1, 2, 5, 12]),
     layout=st.sampled_from([LAYOUTS["one stage"], LAYOUTS["pipeline"], LAYOUTS["interleaved"]]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_more_bandwidth_is_never_slower(factor, more, ratio, chunks, depth, layout):
     way = Memo(ratio, chunks=chunks, resident=1, depth=depth)
     before = simulated(way, machine=slow(factor), **layout).seconds
@@ -181,7 +181,7 @@ def test_more_bandwidth_is_never_slower(factor, more, ratio, chunks, depth, layo
 
 
 @given(factor=st.floats(0.02, 3), ratio=st.floats(0, 1), layout=st.sampled_from(sorted(LAYOUTS)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_step_is_shorter_than_its_compute_or_its_copies(factor, ratio, layout):
     result = simulated(Memo(ratio, chunks=3), machine=slow(factor), **LAYOUTS[layout])
     for stage in result.stages:
