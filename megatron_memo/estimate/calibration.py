@@ -13,7 +13,12 @@ Published numbers that they are calibrated on (`paper.derive`, which a test hold
 
 Priors, that is round numbers usual for large and well shaped work, which nothing here was
 calibrated on: `gemm`, `memory`, `nvlink`, `network`. Predictions, and so what tells whether all of
-this is worth anything: the paper's MFU at 1M tokens, its 65B model, the longest contexts.
+this is worth anything: the paper's MFU at 1M tokens, its 65B model, the longest contexts
+(tests/estimate/test_paper.py).
+
+All of this is of A800s. On newer GPUs the same shares presume the attention kernels made for them
+(FlashAttention-3 or cuDNN's on Hopper, FlashAttention-4 on Blackwell); older ones reach half of
+them or less there, and only a calibration by a run of one's own tells.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Streams of one rank: what runs when, and what compute stood still for.
 
 A stream runs one thing at a time, in the order in which things are given to it, as CUDA's do.
-`Clock` turns that into arithmetic: each stream is known by the time at which it is free.
+`Clock` turns that into arithmetic: each stream is known by the time at which it is free. As the
+order never depends on how long something takes, every time is a maximum of sums: what takes longer
+never makes the whole shorter.
 """
 
 from __future__ import annotations

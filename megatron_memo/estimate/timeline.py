@@ -5,8 +5,9 @@ work that `schedule` tells, the waits of the swap engine (`mover`), tensor-paral
 beside or between compute, context-parallel exchanges around attention, sends between stages, and
 the data-parallel gathers and sums.
 
-Not simulated: that streams slow each other down where they share a link or the GPU's memory, the
-host's own work, and evaluation.
+Not simulated: that streams slow each other down where they share a link or the GPU's memory (copies
+both ways at once have the link's full rate each way), the sum of tied embeddings' gradients between
+the first and the last stage, the host's own work, and evaluation.
 """
 
 from __future__ import annotations
