@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_memo.estimate import flops, schedule
-from megatron_memo.estimate.clock import COMPUTE, D2H, H2D
+from megatron_memo.estimate.clock import COMPUTE, D2H, H2D, TP
 from megatron_memo.estimate.cost import Costs
 from megatron_memo.estimate.hardware import GB, GIB, Machine, faster_link, gpu
 from megatron_memo.estimate.job import Job
@@ -282,3 +282,18 @@ def test_a_host_that_holds_not_even_the_inputs_is_refused_with_what_is_needed():
     machine = Machine(A800, host_memory=GIB)
     with pytest.raises(ValueError, match=r"need \d+ GiB a node, 1 GiB are there"):
         simulated(PaperMemo(), machine=machine)
+
+
+def test_a_layer_comes_back_while_the_one_above_it_goes_backward_and_not_before():
+    events = simulated(PaperMemo(1.0)).stages[0].events
+    backward = {}
+    for event in events:
+        works = event.stream in (COMPUTE, TP) and event.phase.direction == "backward"
+        if works and event.phase.layer:
+            backward.setdefault(event.phase.layer, event.start)
+    back = {event.name: event.start for event in events if event.stream == H2D}
+    assert len(back) == 6
+    # The last two are resident; the topmost one that is not comes first of all.
+    above = {layer: layer + 1 for layer in range(1, 6)} | {6: 8}
+    for layer, other in above.items():
+        assert back[f"layer {layer}: layer"] == pytest.approx(backward[other])
