@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_memo.estimate import flops, schedule
-from megatron_memo.estimate.clock import COMPUTE, D2H, H2D, TP
+from megatron_memo.estimate.clock import COMPUTE, D2H, DISK_READ, DISK_WRITE, H2D, TP
 from megatron_memo.estimate.cost import Costs
 from megatron_memo.estimate.hardware import GB, GIB, Machine, faster_link, gpu
 from megatron_memo.estimate.job import Job
@@ -297,3 +297,19 @@ def test_a_layer_comes_back_while_the_one_above_it_goes_backward_and_not_before(
     above = {layer: layer + 1 for layer in range(1, 6)} | {6: 8}
     for layer, other in above.items():
         assert back[f"layer {layer}: layer"] == pytest.approx(backward[other])
+
+
+@pytest.mark.parametrize("way", [PaperMemo(1.0, resident=0), Memo(1.0, 1, resident=0, depth=1)])
+def test_a_slow_disk_holds_copies_to_the_host_back_and_is_read_after_it_was_written(way):
+    machine = Machine(A800, host_memory=0, disk=1 << 44, disk_write=8 * GB, disk_read=1e15)
+    stage = simulated(way, machine=machine).stages[0]
+    assert stage.host_peak == 0 and stage.disk_peak > 0
+    by_stream = {
+        stream: [e for e in stage.events if e.stream == stream]
+        for stream in (D2H, DISK_WRITE, DISK_READ)
+    }
+    written = {e.name: e.start + e.seconds for e in by_stream[DISK_WRITE]}
+    for one, two_later in zip(by_stream[D2H], by_stream[D2H][2:], strict=False):
+        assert two_later.start >= written[one.name]  # two staging buffers
+    assert all(e.start >= written[e.name] for e in by_stream[DISK_READ])
+    assert by_stream[DISK_READ]
