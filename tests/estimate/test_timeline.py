@@ -313,3 +313,22 @@ def test_a_slow_disk_holds_copies_to_the_host_back_and_is_read_after_it_was_writ
         assert two_later.start >= written[one.name]  # two staging buffers
     assert all(e.start >= written[e.name] for e in by_stream[DISK_READ])
     assert by_stream[DISK_READ]
+
+
+def test_groups_come_back_as_many_steps_ahead_as_the_depth_says():
+    events = simulated(Memo(1.0, 1, resident=0, depth=2), machine=slow(1e6)).stages[0].events
+    back = {event.name: event.start for event in events if event.stream == H2D}
+    begins = {}
+    for event in events:
+        if event.stream in (COMPUTE, TP) and event.phase.direction == "backward":
+            begins.setdefault((event.phase.layer, event.name), event.start)
+    for layer in range(1, 7):
+        # Steps of a layer in backward: post, attention, pre; two steps before each, in the layer
+        # above.
+        above = layer + 1
+        mlp = back[f"layer {layer}: chunk 0, MLP"]
+        assert mlp == pytest.approx(begins[above, "attention backward"], abs=1e-6)
+        q_k_v = back[f"layer {layer}: chunk 0, q k v"]
+        assert q_k_v == pytest.approx(begins[above, "pre backward"], abs=1e-6)
+        norm = back[f"layer {layer}: chunk 0, norm"]
+        assert norm == pytest.approx(begins[layer, "post backward"], abs=1e-6)
