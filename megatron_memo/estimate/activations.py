@@ -1,16 +1,17 @@
-"""Bytes that one layer saves for backward, for one micro-batch on one rank, by what it is.
+"""Bytes that one layer saves for backward, for one micro-batch on one rank, by where it is read.
 
-In units of b*s*h/tp elements (`Job.unit_bytes`): 16 for a GPT-style layer, as in the MEMO paper; 17
-for Llama-3-8B's shape, as seen in a trace of Megatron's own layer with fused RoPE.
+The tensors are those of `layer.footprint`; a mixture of experts is taken for a dense MLP through
+which each token goes as often as it visits experts. In units of b*s*h/tp elements
+(`Job.unit_bytes`) that is 16 for a GPT-style layer, as in the MEMO paper, and 17 for Llama-3-8B's
+shape, as seen in a trace of Megatron's own layer with fused RoPE.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_memo.estimate.job import Job
-
-_LOG_SUM_EXP_BYTES = 4  # fp32, one a query head and token
+from megatron_memo.layer.footprint import LayerShape, footprint
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,16 @@ class Saved:
         input: the layer's input.
         attention: its attention output.
         statistics: the attention's log-sum-exp, which travels with its output.
-        norm: the input norm's output.
         qkv: q, k and v.
-        post: attention residual, second norm's output, the MLP's two inner activations.
+        pre: what else is saved before attention: the norm's output, RoPE's tables.
+        post: what is saved after attention: residual, norm, the MLP's inner activations.
     """
 
     input: int
     attention: int
     statistics: int
-    norm: int
     qkv: int
+    pre: int
     post: int
 
     @property
@@ -41,30 +42,61 @@ class Saved:
     @property
     def others(self) -> int:
         """What alpha is a fraction of."""
-        return self.norm + self.qkv + self.post
+        return self.qkv + self.pre + self.post
 
     @property
     def total(self) -> int:
         return self.always + self.others
 
 
-def saved(job: Job, layer: int) -> Saved:
-    """What a layer, from 1, saves."""
+def saved(job: Job, layer: int, *, on_cuda: bool = True) -> Saved:
+    """What a layer, from 1, saves.
+
+    Args:
+        job: sizes and layout.
+        layer: only the MLP may differ between layers.
+        on_cuda: whose kernels run.
+    """
+    shape = layer_shape(job, layer, on_cuda=on_cuda)
     element = job.element_bytes
     row = job.local_tokens * job.hidden * element
-    q, kv = (job.tokens * columns * element // job.tp for columns in (job.query, job.key))
-    kv *= max(1, job.tp // job.groups)  # heads are repeated where ranks outnumber them
-    statistics = job.tokens * job.heads // job.tp * _LOG_SUM_EXP_BYTES
+    q, kv = (job.tokens * n * job.head_dim * element for n in (shape.heads, shape.groups))
+    whole = footprint(shape)
+    # RoPE and norms of queries and keys come before attention, all else that varies after it.
+    plain = footprint(replace(shape, rotary_dim=0, qk_norm=False))
+    pre = row + whole.others - plain.others
+    qkv = q + 2 * kv
+    return Saved(
+        input=row,
+        attention=q,
+        statistics=whole.always - row - q,
+        qkv=qkv,
+        pre=pre,
+        post=whole.others - qkv - pre,
+    )
+
+
+def layer_shape(job: Job, layer: int, *, on_cuda: bool = True) -> LayerShape:
+    """The shape of a layer, from 1, as `layer.footprint` has it."""
     ffn = job.ffn
     if job.has_experts(layer):
         assert job.experts is not None
         ffn = job.experts.topk * job.experts.ffn + job.experts.shared_ffn
-    inner = job.tokens * ffn * element // job.tp
-    return Saved(
-        input=row,
-        attention=q,
-        statistics=statistics,
-        norm=row,
-        qkv=q + 2 * kv,
-        post=2 * row + inner * (3 if job.gated else 2),
+    return LayerShape(
+        tokens=job.sequence // job.cp,
+        hidden=job.hidden,
+        ffn=ffn // job.tp,
+        heads=job.heads // job.tp,
+        groups=max(job.groups // job.tp, 1),
+        head_dim=job.head_dim,
+        itemsize=job.element_bytes,
+        shared_by=job.tp if job.sequence_parallel else 1,
+        batch=job.micro_batch,
+        rms_norm=job.rms_norm,
+        qk_norm=job.qk_norm,
+        rotary_dim=job.saved_rope,
+        gated=job.gated,
+        fused_activation=job.fused_activation,
+        dropout=job.dropout,
+        on_cuda=on_cuda,
     )

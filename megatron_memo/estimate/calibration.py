@@ -53,7 +53,7 @@ class Calibration:
     memory: float = 0.80
     nvlink: float = 0.80
     network: float = 0.80
-    tp_hidden: float = 0.463
+    tp_hidden: float = 0.462
     d2h: float = 1.0
     h2d: float = 1.0
     source: str = "the MEMO paper's crossover points, FlashAttention-2's rates, usual values"

@@ -128,7 +128,7 @@ class Costs:
 
     def saved(self, layer: int) -> Saved:
         """Bytes that the layer saves."""
-        return saved(self.job, layer)
+        return saved(self.job, layer, on_cuda=self.machine.gpu.name != "cpu")
 
     def _step(self, kind: str, layer: int, share: float = 1.0) -> Step:
         """A step of a layer.

@@ -45,6 +45,11 @@ class Job:
         biases: linear layers have biases.
         tied: the output projection is the embedding.
         rope: positions are rotations of q and k.
+        saved_rope: dimensions of a head whose cosines and sines are saved (RoPE is not fused).
+        rms_norm: norms are RMSNorm, else LayerNorm.
+        qk_norm: queries and keys are normalised.
+        dropout: hidden dropout is above 0.
+        fused_activation: bias, activation and gate are one kernel.
         tp, pp, cp, dp: ranks of tensor, pipeline, context and data parallelism.
         sequence_parallel: what lies between tensor-parallel regions is split over tokens.
         virtual: model chunks of a pipeline stage; 1 is the plain schedule.
@@ -74,6 +79,11 @@ class Job:
     biases: bool = True
     tied: bool = True
     rope: bool = True
+    saved_rope: int = 0
+    rms_norm: bool = False
+    qk_norm: bool = False
+    dropout: bool = False
+    fused_activation: bool = True
     tp: int = 1
     sequence_parallel: bool = False
     pp: int = 1

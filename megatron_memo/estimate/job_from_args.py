@@ -67,7 +67,7 @@ def fields(args: Any, world_size: int | None) -> dict[str, Any]:
         gated=gated,
         biases=bool(getattr(args, "add_bias_linear", True)),
         tied=not getattr(args, "untie_embeddings_and_output_weights", False),
-        rope=getattr(args, "position_embedding_type", "rope") == "rope",
+        **_what_is_saved(args, head_dim, gated),
         tp=tp,
         sequence_parallel=bool(getattr(args, "sequence_parallel", False)) and tp > 1,
         pp=pp,
@@ -88,6 +88,22 @@ def fields(args: Any, world_size: int | None) -> dict[str, Any]:
         overlap_p2p=bool(getattr(args, "overlap_p2p_comm", False)),
         cp_kind=_cp_kind(args),
         experts=_experts(args, layers, ffn),
+    )
+
+
+def _what_is_saved(args: Any, head_dim: int, gated: bool) -> dict[str, Any]:
+    """What of the layer's kernels decides its saved tensors; as `LayerShape.from_args`."""
+    rope = getattr(args, "position_embedding_type", "rope") in ("rope", "yarn", "mrope")
+    fused_rope = getattr(args, "apply_rope_fusion", False)
+    percent = getattr(args, "rotary_percent", None) or 1.0
+    fusion = "bias_swiglu_fusion" if gated else "bias_gelu_fusion"
+    return dict(
+        rope=rope,
+        saved_rope=int(head_dim * percent) if rope and not fused_rope else 0,
+        rms_norm=getattr(args, "normalization", None) == "RMSNorm",
+        qk_norm=bool(getattr(args, "qk_layernorm", False)),
+        dropout=(getattr(args, "hidden_dropout", 0.0) or 0.0) > 0,
+        fused_activation=bool(getattr(args, fusion, True)),
     )
 
 

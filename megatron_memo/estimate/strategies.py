@@ -153,7 +153,7 @@ class FineGrainedOffload(Strategy):
         saved = costs.saved(layer)
         nbytes = {
             "attn_norm": (0, saved.input),
-            "qkv_linear": (0, saved.norm),
+            "qkv_linear": (0, saved.input),
             "core_attn": (1, saved.qkv),
             "attn_proj": (1, saved.attention + saved.statistics),
             "mlp_norm": (2, saved.input),
@@ -234,7 +234,7 @@ def _groups(chunks: list[tuple[float, Fate]], saved: Saved) -> Iterator[Group]:
     yield Group(-1, end if recomputes else attention - 1, 0, saved.input, "input")
     for k, (share, fate) in enumerate(chunks):
         if fate is Fate.SWAP:
-            yield Group(k, k, k, round(share * saved.norm), f"chunk {k}, norm")
+            yield Group(k, k, k, round(share * saved.pre), f"chunk {k}, norm")
             yield Group(k, attention, attention, round(share * saved.qkv), f"chunk {k}, q k v")
     output = saved.attention + saved.statistics
     yield Group(attention, end, attention, output, "attention output")
