@@ -20,6 +20,7 @@ from megatron_memo.estimate.strategies import (
     Stock,
 )
 from megatron_memo.estimate.timeline import simulate
+from megatron_memo.phases import OPTIMIZER
 
 A800 = gpu("a800-80g")
 SMALL = Job(
@@ -98,8 +99,10 @@ def test_the_same_work_is_done_under_any_schedule(way):
     assert total == pytest.approx(alone.stages[0].busy[COMPUTE] - update)
 
 
-def test_stock_takes_its_steps_one_after_another():
-    costs = Costs(SMALL, Machine(A800))
+@pytest.mark.parametrize("nvlink", [1.0, 0.02])
+def test_stock_takes_its_steps_one_after_another(nvlink):
+    """With a slow link, what runs beside compute is what takes longer."""
+    costs = Costs(SMALL, Machine(replace(A800, nvlink=A800.nvlink * nvlink)))
     result = simulate(costs, Stock())
     kinds = ("pre", "attention", "post", "backward pre", "backward attention", "backward post")
     seconds = 8 * sum(costs.step(kind, 1).alone for kind in kinds)
@@ -332,3 +335,16 @@ def test_groups_come_back_as_many_steps_ahead_as_the_depth_says():
         assert q_k_v == pytest.approx(begins[above, "pre backward"], abs=1e-6)
         norm = back[f"layer {layer}: chunk 0, norm"]
         assert norm == pytest.approx(begins[layer, "post backward"], abs=1e-6)
+
+
+def test_no_stage_updates_weights_before_all_have_their_gradients():
+    result = simulated(Stock(), tp=4, pp=4, micro_batches=4)
+    backward = [
+        event.start + event.seconds
+        for stage in result.stages
+        for event in stage.events
+        if event.phase.direction == "backward" and event.stream == COMPUTE
+    ]
+    for stage in result.stages:
+        updates = [event.start for event in stage.events if event.phase.part == OPTIMIZER]
+        assert updates and min(updates) >= max(backward)
