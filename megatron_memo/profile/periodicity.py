@@ -21,8 +21,11 @@ from megatron_memo.profile.trace import Enter, Free, Malloc, Trace
 
 Key = tuple[int | None, int, int, str]  # stage, layer, micro-batch, direction of a pass
 
-# Layers in flight: so many at either end of a model chunk have no neighbour that the others have.
-ENDS = 2
+# So many layers at either end of a model chunk have no neighbour that the others have: the layers
+# in flight and, where none is resident, the one whose output the first of those keeps as its input.
+ENDS = 3
+# The same of micro-batches: the first and the last ones.
+BATCH_ENDS = 2
 # Passes before and after one that decide what is in flight during it: two layers forward, and two
 # more until those are retired.
 AROUND = 4
@@ -220,7 +223,10 @@ def _check(passes: Sequence[Pass], resident: frozenset[int]) -> None:
         from_start = min(one.layer - low, ENDS)
         from_end = min(high - one.layer, ENDS)
         near = tuple(layer in resident for layer in range(one.layer - ENDS, one.layer + ENDS + 1))
-        batch: tuple = min(one.micro_batch, ENDS), min(batches[one.stage] - one.micro_batch, ENDS)
+        batch: tuple = (
+            min(one.micro_batch, BATCH_ENDS),
+            min(batches[one.stage] - one.micro_batch, BATCH_ENDS),
+        )
         if mixed:
             batch = one.stage, *_around(passes, number)
         model = models.setdefault((from_start, from_end, near, batch, one.direction), one)

@@ -23,6 +23,7 @@ from megatron_memo.ops import as_on_cuda, fused, workspace
 from megatron_memo.ops.target import show_kernels_of
 from megatron_memo.phases import Phase
 from megatron_memo.profile.fingerprint import fingerprint
+from megatron_memo.profile.held import HeldParts
 from megatron_memo.profile.ranks import Place
 from megatron_memo.profile.recorder import Recorder
 from megatron_memo.profile.trace import Event, Header, Malloc, Trace
@@ -32,6 +33,8 @@ from megatron_memo.swap.engine import get_engine
 RECORDED = 2  # the first iteration holds allocations that are made once
 GPU_MEMORY = 80 << 30  # bytes that the GPU says it has, for settings that follow it
 ROUNDING = {"cuda": 512, "cpu": 64}
+# Tensors that are memory of the device that is played.
+DEVICE_TYPES = {"cuda": ("meta",), "cpu": ("meta", "cpu")}
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ class Session:
         self.resident: tuple[int, ...] = ()
         self.windows: list[Trace] = []
         self.notes: list[str] = []
+        self._chunks: list[torch.nn.Module] = []
+        self._parts = HeldParts(DEVICE_TYPES[device])
+        self._held_parts: dict[str, int] = {}
 
     def see_model(self, chunks: list[torch.nn.Module]) -> None:
         """Called before the first step."""
@@ -97,6 +103,7 @@ class Session:
         from megatron_memo.profile.ranks import place
 
         mark_model(chunks)
+        self._chunks = chunks
         self.place = place(chunks)
         self.resident = tuple(
             int(module.position)  # type: ignore[arg-type]
@@ -113,6 +120,7 @@ class Session:
         if len(self.windows) == self._wanted:
             raise _Finished
         if iteration >= RECORDED:
+            self._held_parts = self._parts.bytes_of(self._chunks)
             self._recorder.start()
         self._tell(f"iteration {iteration}")
         return run()
@@ -134,6 +142,8 @@ class Session:
             fingerprint=fingerprint(self.args, self.memo, self.place.fingerprint),
             same_ranks=self.place.own,
             notes=(*self.notes, *swapped),
+            held_parts=self._held_parts,
+            host_bytes=host,
         )
         self.windows.append(Trace(header, tuple(phases), tuple(events), tuple(held)))
 
@@ -168,9 +178,9 @@ def profile(
         memory=GPU_MEMORY if on_cuda else None,
     )
     recorder = (
-        Recorder("meta", workspaces=workspace.of_cuda_kernel)
+        Recorder(*DEVICE_TYPES[device], workspaces=workspace.of_cuda_kernel)
         if on_cuda
-        else Recorder("meta", "cpu")  # both are memory of the one device
+        else Recorder(*DEVICE_TYPES[device])
     )
     session = Session(recorder, device, 2 if check else 1, tell)
     sys.argv = [sys.argv[0], *profiled_words(words)]

@@ -77,6 +77,9 @@ class Header:
         fingerprint: everything that decides the requests, by name; compared before a plan is used.
         same_ranks: ranks that make the same requests (themselves included).
         notes: what a reader should know (modelled workspaces, events left out).
+        held_parts: bytes of the held blocks by what they are for ("weights", "gradients",
+            "optimizer"), from a source that knows; what is missing from their sum is buffers.
+        host_bytes: host memory that the rank swaps activations to.
     """
 
     source: str
@@ -88,6 +91,8 @@ class Header:
     fingerprint: dict[str, Any] = field(default_factory=dict)
     same_ranks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    held_parts: dict[str, int] = field(default_factory=dict)
+    host_bytes: int = 0
 
 
 class Life(Enum):
@@ -330,7 +335,8 @@ def _header(text: str) -> Header:
         for name in ("same_ranks", "notes"):
             fields[name] = tuple(fields.get(name, ()))
         header = Header(**fields)
-        for number in (header.rounding, header.rank, header.world_size, *header.same_ranks):
+        numbers = (header.rounding, header.rank, header.world_size, header.host_bytes)
+        for number in (*numbers, *header.same_ranks, *header.held_parts.values()):
             _whole(number)
         if header.iteration is not None:
             _whole(header.iteration)
@@ -340,7 +346,7 @@ def _header(text: str) -> Header:
         if not isinstance(header.fingerprint, dict):
             raise ValueError(f"{header.fingerprint!r} is no fingerprint")
         return header
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise TraceError(f"line 1: the header does not fit: {error}") from None
 
 

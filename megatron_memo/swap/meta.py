@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from megatron_memo.ops.fused import compile_as_region
 from megatron_memo.swap.backend import Copy, Event
 from megatron_memo.swap.cpu import ReachedEvent
 from megatron_memo.swap.host import HostBlock
@@ -50,4 +51,10 @@ class MetaBackend:
         return CountedBlock(nbytes)
 
     def device_buffer(self, nbytes: int, device: torch.device) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return swap_buffer(nbytes, device)
+
+
+@compile_as_region
+def swap_buffer(nbytes: int, device: torch.device) -> Tensor:
+    """A function of its own so that a trace has the buffer under this name."""
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
