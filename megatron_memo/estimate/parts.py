@@ -61,11 +61,15 @@ class Peak:
         parts: of which it consists.
         where: what the rank was doing, in words.
         host_bytes: host memory for what is swapped, over the whole iteration.
+        stage: the pipeline stage that it is of.
+        held: bytes of it that are there between iterations too.
     """
 
     parts: Parts
     where: str
     host_bytes: int = 0
+    stage: int = 0
+    held: int = 0
 
 
 def peak_of(trace: Trace) -> Peak:
@@ -80,6 +84,7 @@ def peak_of(trace: Trace) -> Peak:
     ends = _end_phases(trace)
     found = dict.fromkeys((field.name for field in fields(Parts)), 0)
     held = sum(rounded(block.size, trace.header.rounding) for block in trace.held)
+    all_held = held
     for name, size in trace.header.held_parts.items():
         if name in found:
             found[name] += size
@@ -91,7 +96,8 @@ def peak_of(trace: Trace) -> Peak:
             block.what, trace.phases[born], moment, None if end is None else trace.phases[end]
         )
         found[part] += rounded(block.size, trace.header.rounding)
-    return Peak(Parts(**found), str(moment), trace.header.host_bytes)
+    stage = trace.header.fingerprint.get("pipeline stage", 0)
+    return Peak(Parts(**found), str(moment), trace.header.host_bytes, stage, all_held)
 
 
 def _part_of(what: str, born: Phase, moment: Phase, end: Phase | None) -> str:
