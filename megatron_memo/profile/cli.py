@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from megatron_memo.profile.process import ProfileFailed, profile_rank
 
 UNKNOWN_HINT = " (the training run's flags go after --)"
 HELP = "Trace every request for memory of a training run's iteration, on a machine without a GPU."
 
 DEVICES = ("cuda", "cpu")
-_MISTAKE, _INTERRUPTED = 2, 130
+_INTERRUPTED = 130
 _EXAMPLE = """\
 example: one trace a kind of rank of the 7B model of the MEMO paper at 1M tokens, into ./traces
 
@@ -133,62 +132,25 @@ class _Job:
             SystemExit: status 1; Megatron failed, and what it said has been shown.
         """
         path = self.folder / f"rank-{rank}.trace.jsonl.gz"
-        with tempfile.TemporaryFile("w+") as said:
-            status, last = self._run(rank, path, said)
-            said.seek(0)
-            text = said.read()
-        if "done" in last:
+        try:
+            found = profile_rank(
+                self.args.flags,
+                path,
+                rank=rank,
+                world_size=self.world_size,
+                device=self.args.device,
+                check=self.args.check,
+                show=self.args.verbose,
+                tell=lambda at: _progress(f"rank {rank} of {self.world_size}: {at}"),
+            )
+        except ProfileFailed as failed:
             _progress("")
-            print(_summary(rank, last["done"], path, self.world_size), flush=True)
-            return last["done"]
-        _progress("")
-        if "error" in last:
-            raise ValueError(last["error"])
-        refused = _argparse_error(text)
-        if status == _MISTAKE and refused:
-            raise ValueError(refused)
-        print("\n".join(text.splitlines()[-40:]), file=sys.stderr)
-        print(
-            f"megatron-memo: rank {rank} failed with status {status}; the end of what Megatron "
-            "said is above",
-            file=sys.stderr,
-        )
-        raise SystemExit(1)
-
-    def _run(self, rank: int, path: Path, said: Any) -> tuple[int, dict[str, Any]]:
-        reads, writes = os.pipe()
-        command = [sys.executable, "-m", "megatron_memo.profile.worker", "--say-to", str(writes)]
-        command += ["--device", self.args.device, "--out", str(path)]
-        command += ["--check"] if self.args.check else []
-        env = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": "0",
-            "CUDA_VISIBLE_DEVICES": "",  # tensors without data need no GPU, and Megatron none
-        }
-        output = None if self.args.verbose else said
-        last: dict[str, Any] = {}
-        with subprocess.Popen(
-            [*command, "--", *self.args.flags],
-            env=env,
-            stdout=output,
-            stderr=output,
-            pass_fds=[writes],
-        ) as process:
-            os.close(writes)
-            try:
-                with os.fdopen(reads) as lines:
-                    for line in lines:
-                        last = json.loads(line)
-                        if "at" in last:
-                            _progress(f"rank {rank} of {self.world_size}: {last['at']}")
-            except KeyboardInterrupt:
-                process.terminate()
-                raise
-        return process.returncode, last
+            print(failed, file=sys.stderr)
+            raise SystemExit(1) from None
+        finally:
+            _progress("")
+        print(_summary(rank, found, path, self.world_size), flush=True)
+        return found
 
 
 def _progress(words: str) -> None:
@@ -270,9 +232,3 @@ def _check_folder(folder: Path) -> None:
         ) from None
     if not os.access(folder, os.W_OK):
         raise ValueError(f"--output {folder}: cannot be written to. Give another folder.")
-
-
-def _argparse_error(text: str) -> str:
-    """What Megatron's parser says after its usage of several hundred lines."""
-    found = [line for line in text.splitlines() if ": error: " in line]
-    return found[-1].partition(": error: ")[2] if found else ""
