@@ -2,7 +2,8 @@
 
 A command is a module, registered in ``COMMANDS``, with ``HELP`` (one sentence),
 ``add_arguments(parser)`` and ``run(args) -> int`` (the exit status). ``UNKNOWN_HINT``, if it has
-one, follows what is said of arguments that it does not know. It imports torch, Megatron and the
+one, follows what is said of arguments that it does not know; such a command takes the flags of a
+training run after ``--``, as ``args.flags``. It imports torch, Megatron and the
 like inside ``run``, so that ``--help`` and every other command stay fast.
 """
 
@@ -18,6 +19,8 @@ from megatron_memo import __version__
 # name -> module, in the order in which --help lists them
 COMMANDS = {
     "env": "megatron_memo.environment",
+    "estimate": "megatron_memo.estimate.cli",
+    "calibrate": "megatron_memo.estimate.calibrate_cli",
     "profile": "megatron_memo.profile.cli",
     "plan": "megatron_memo.plan.plan_cli",
     "verify": "megatron_memo.plan.verify_cli",
@@ -51,15 +54,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    args, unknown = parser.parse_known_args(words)
+    own, flags = _split(words)
+    args, unknown = parser.parse_known_args(own)
+    hint = getattr(importlib.import_module(COMMANDS[args.command]), "UNKNOWN_HINT", "")
+    if flags:
+        args.flags = [*args.flags, *flags]
     if unknown:
-        hint = getattr(importlib.import_module(COMMANDS[args.command]), "UNKNOWN_HINT", "")
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         return int(args.run(args))
     except ValueError as mistake:
         print(f"megatron-memo: error: {mistake}", file=sys.stderr)
         return 2
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The command's own words, and those after ``--`` where it takes the flags of a run.
+
+    argparse would not find these after another positional argument and an option.
+    """
+    command = next((word for word in words if word in COMMANDS), None)
+    takes_flags = command and hasattr(importlib.import_module(COMMANDS[command]), "UNKNOWN_HINT")
+    if not takes_flags or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, replace
 
 GB, GIB, TIB = 10**9, 2**30, 2**40
+CPU = "cpu"  # the entry for runs without a GPU
 _PCIE_SHARE, _C2C_SHARE = 0.8, 0.85
 _PCIE_4, _PCIE_5, _C2C = 31.5 * GB, 63 * GB, 450 * GB  # PCI-SIG x16; NVIDIA Grace datasheet
 
@@ -132,6 +133,20 @@ GPUS = {
             sharing=2,
             nvlink=900 * GB,
             source="NVIDIA GB200 NVL72 datasheet; one Grace serves two GPUs",
+        ),
+        # A rank without a GPU: round numbers above what one core reaches. Only a calibration makes
+        # sense of them.
+        Gpu(
+            name=CPU,
+            dense_rate=1e12,
+            memory=4 * GIB,
+            memory_bandwidth=50 * GB,
+            multiprocessors=1,
+            host_link_spec=20 * GB,
+            host_link=20 * GB,
+            sharing=1,
+            nvlink=10 * GB,
+            source="round numbers, to be calibrated by a run",
         ),
     )
 }

@@ -92,6 +92,7 @@ class Recorder:
     def content(self) -> dict[str, Any]:
         """What the file holds. Losses are exact: JSON's decimals give the same double back."""
         return {
+            **_run(),
             "memo": None if self._memo is None else self._settings(self._memo),
             "iterations": self._iterations,
             "peak_activation_bytes": self._peak,
@@ -118,6 +119,21 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
+
+
+def _run() -> dict[str, Any]:
+    """What `megatron-memo calibrate` knows the run by: sizes and layout (None for a model that no
+    estimate knows), and what Megatron recomputes."""
+    from megatron.training import get_args
+
+    from megatron_memo.estimate.job import Job
+
+    args = get_args()
+    try:
+        job = dataclasses.asdict(Job.from_args(args))
+    except ValueError:
+        job = None
+    return {"job": job, "recompute": getattr(args, "recompute_granularity", None)}
 
 
 def _swap_stats() -> dict[str, Any]:
