@@ -16,6 +16,7 @@ from megatron_memo.estimate.strategies import (
     FineGrainedOffload,
     FullRecompute,
     Memo,
+    PaperMemo,
     Strategy,
 )
 from megatron_memo.estimate.timeline import Result, simulate
@@ -96,6 +97,8 @@ def peak_by_arithmetic(costs: Costs, strategy: Strategy) -> Peak:
     job = costs.job
     if isinstance(strategy, Memo):
         return memory.memo(job, settings_of(strategy), strategy.loss)
+    if isinstance(strategy, PaperMemo):
+        return memory.paper_memo(job)
     if isinstance(strategy, FullRecompute):
         return memory.full_recompute(job)
     if isinstance(strategy, FineGrainedOffload):

@@ -390,6 +390,35 @@ class _Memo(_Stage):
         yield _Moment("MLP backward", waiting, post, buffers=buffers)
 
 
+class _PaperMemo(_Stage):
+    """The MEMO paper's own policy: whole layers, and two rounding buffers that hold what a layer
+    keeps, recomputed or brought back. Its loss head is not described: Megatron's."""
+
+    def __init__(self, job: Job, stage: int, *, fused_head: bool) -> None:
+        super().__init__(job, stage)
+        self.fused_head = fused_head
+
+    def waiting(self) -> int:
+        return 0 if self.first else round(self.in_flight) * self.sizes.hidden
+
+    def moments(self) -> Iterator[_Moment]:
+        sizes = self.sizes
+        buffers = LAYERS_IN_FLIGHT * (sizes.always + sizes.others)
+        gathered = sizes.whole if self.job.sequence_parallel else 0
+        forward = sizes.whole + 2 * sizes.hidden
+        yield _Moment("layer forward", self.waiting(), forward, buffers=buffers)
+        mlp = sizes.hidden + gathered + sizes.inner
+        attention = sizes.qkv + sizes.query + sizes.hidden + sizes.dq + 2 * sizes.expanded
+        backward = max(mlp, attention)
+        yield _Moment("layer backward", self.waiting(), backward, buffers=buffers)
+        if self.last:
+            head = self.head(None)
+            if self.fused_head:  # cross entropy in place, in the logits' own type
+                element = self.job.element_bytes
+                head = sizes.logits * element // (element + FP32) + sizes.hidden
+            yield _Moment("head forward", self.waiting() + sizes.hidden, head=head, buffers=buffers)
+
+
 def stock(job: Job) -> Peak:
     """Megatron's own layers, everything kept: the peak of the pipeline stage that needs most."""
     return _most(_Stock(job, stage) for stage in range(job.pp))
@@ -422,6 +451,16 @@ def memo(
     """
     stages = range(job.pp) if stage is None else (stage,)
     return _most(_Memo(job, each, config, loss_chunks) for each in stages)
+
+
+def paper_memo(job: Job, *, fused_head: bool = False) -> Peak:
+    """The paper's policy, as far as the paper tells; its host memory is `strategies.paper_alpha`'s.
+
+    Args:
+        job: in 16 bits.
+        fused_head: cross entropy makes no copy of the logits in fp32.
+    """
+    return _most(_PaperMemo(job, stage, fused_head=fused_head) for stage in range(job.pp))
 
 
 def _most(stages: Iterator[_Stage]) -> Peak:
