@@ -128,7 +128,8 @@ def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -
     """For an unmodified script: `--spec megatron_memo.layer.spec memo_layer_spec`.
 
     The script does not know memo's flags; settings come from MEMO_SWAP_RATIO (default 0.5),
-    MEMO_CHUNKS, MEMO_RESIDENT_LAYERS, MEMO_MOE_EXPERTS, MEMO_SYNC and MEMO_POISON.
+    MEMO_CHUNKS, MEMO_RESIDENT_LAYERS, MEMO_PREFETCH_DEPTH, MEMO_MOE_EXPERTS, MEMO_SYNC and
+    MEMO_POISON.
     """
     from megatron.training import get_args, print_rank_0
 

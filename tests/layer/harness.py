@@ -1,5 +1,6 @@
 """A block of layers, stock or memo, run on the same data; results compared."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -127,13 +128,14 @@ def data(cfg: TransformerConfig, sequence: int, micro_batches: int = 1, batch: i
     return Data(local[:micro_batches], local[micro_batches:], rope)
 
 
-def run(built: TransformerBlock, given: Data, seed: int = 5) -> Result:
-    """Forward and backward of every micro-batch in turn, from the same random state."""
+def run(built: TransformerBlock, given: Data, seed: int = 5, *, in_flight: bool = False) -> Result:
+    """Forward and backward of every micro-batch in turn, from the same random state; or, as in a
+    pipeline's first stage, forward of every one and then backward of every one."""
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     for parameter in built.parameters():
         parameter.grad = None
-    outputs, input_grads = [], []
+    outputs, inputs, waiting = [], [], deque()
     for values, grad in zip(given.inputs, given.output_grads, strict=True):
         x = values.clone().requires_grad_()
         y = built(
@@ -142,9 +144,15 @@ def run(built: TransformerBlock, given: Data, seed: int = 5) -> Result:
             rotary_pos_emb=given.rope,
             packed_seq_params=given.packed,
         )
-        y.backward(grad)
         outputs.append(y.detach().clone())
-        input_grads.append(x.grad)
+        inputs.append(x)
+        waiting.append((y, grad))
+        del y
+        while waiting and (not in_flight or len(inputs) == len(given.inputs)):
+            output, output_grad = waiting.popleft()
+            output.backward(output_grad)
+            del output
+    input_grads = [x.grad for x in inputs]
     return Result(outputs, input_grads, {n: p.grad for n, p in built.named_parameters()})
 
 

@@ -711,7 +711,9 @@ def depths():
             ):
                 fresh_engine(SwapEngine(backend, poison=True))
                 name = f"{type(backend).__name__} {ratio} {depth}"
-                answer[name] = differing(kept, run(built, given))
+                got = [run(built, given, in_flight=in_flight) for in_flight in (False, True)]
+                answer[name] = [differing(kept, one) for one in got]
+                assert not get_engine()._in_flight
     return answer
 
 

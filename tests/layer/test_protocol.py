@@ -37,7 +37,8 @@ def test_slow_late_or_early_copies_change_no_bit_from_iteration_0_on(answers, sc
 def test_no_depth_changes_a_bit_under_any_schedule(answers):
     (differing,) = answers("depths", 1)
     assert len(differing) == 18
-    assert not {name: names for name, names in differing.items() if names}
+    wrong = {name: names for name, names in differing.items() if names != [[], []]}
+    assert not wrong
 
 
 def test_time_that_compute_stands_still_for_copies_is_counted(answers):
