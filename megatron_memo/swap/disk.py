@@ -115,12 +115,13 @@ class DiskTier:
         self.host_bytes = staging_bytes(budget)
         self.segment = self.host_bytes // (2 * THREADS)
         # Made here, not by the threads: CUDA's current device is each thread's own.
-        self._blocks = [backend.new_host_block(self.segment) for _ in range(2 * THREADS)]
-        self._device = torch.cuda.current_device() if backend.name == "cuda" else None
+        blocks = [backend.new_host_block(self.segment) for _ in range(2 * THREADS)]
+        device = torch.cuda.current_device() if backend.name == "cuda" else None
         self._own = threading.local()
         self._idle, self._under_way = threading.Condition(), 0
+        # The threads must not hold the tier, or they and the file would outlive it.
         self._writers, self._readers = (
-            ThreadPoolExecutor(THREADS, f"memo-{name}", self._begin_thread)
+            ThreadPoolExecutor(THREADS, f"memo-{name}", _begin_thread, (self._own, blocks, device))
             for name in ("disk-write", "disk-read")
         )
 
@@ -213,11 +214,6 @@ class DiskTier:
         through = [Copy(part.device, mine, part.offset - start) for part in parts]
         return self._backend.h2d(through, after)
 
-    def _begin_thread(self) -> None:
-        if self._device is not None:
-            torch.cuda.set_device(self._device)
-        self._own.block = self._blocks.pop()
-
     def _mine(self) -> HostBlock:
         return self._own.block
 
@@ -255,6 +251,12 @@ class SpillingBackend:
     def synchronize(self) -> None:
         self._tier.synchronize()
         self._backend.synchronize()
+
+
+def _begin_thread(own: threading.local, blocks: list[HostBlock], device: int | None) -> None:
+    if device is not None:
+        torch.cuda.set_device(device)
+    own.block = blocks.pop()
 
 
 def _block_of(copies: Sequence[Copy]) -> DiskBlock:

@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import tempfile
+import weakref
 from contextlib import suppress
 
 from megatron_memo.sizes import size_words
@@ -38,6 +39,7 @@ class SpillFile:
     def __init__(self, folder: str, limit: int):
         self._folder, self._limit = folder, limit
         self._fd = _nameless(folder)
+        self._close = weakref.finalize(self, os.close, self._fd)
         self._extents: list[tuple[int, Extents]] = []  # where each begins
         self.nbytes = self.taken = 0
         self.direct = False
@@ -101,7 +103,7 @@ class SpillFile:
 
     def close(self) -> None:
         """Gives the space back to the disk."""
-        os.close(self._fd)
+        self._close()
 
     def _allocate(self, nbytes: int) -> None:
         try:

@@ -35,7 +35,8 @@ def forecast(
     found: dict[str, float] = {
         SWAPPED: sum(moved_bytes(shape, layer.memo) for layer in swapping) * micro_batches
     }
-    if args.pipeline_model_parallel_size == 1:  # else the fullest stage's is known, not each one's
+    # Of several stages the fullest one's is known, not each one's; of a disk, not what it spares.
+    if args.pipeline_model_parallel_size == 1 and swapping[0].memo.host.nvme_path is None:
         found[HOST] = host_need(args, swapping[0].memo.swap_ratio)
     return found
 

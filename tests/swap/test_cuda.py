@@ -10,6 +10,7 @@ import gc
 import pytest
 import torch
 
+from megatron_memo.config import HostSettings
 from megatron_memo.swap.cuda import MOST_EVENTS_WAITING, CudaStreamBackend, RegisteredBlock
 from megatron_memo.swap.engine import SwapEngine, get_engine, set_engine
 from tests.stub_cuda.stubbed import lateness, stub_counts, stub_here
@@ -272,3 +273,11 @@ def test_an_idle_host_block_is_closed_only_after_its_copies(engine, device, late
     engine.host.give_up_idle()
     assert engine.backend._d2h.query()
     assert engine.host.total_bytes == 0
+
+
+def test_values_come_back_bitwise_through_a_disk(device, late, tmp_path):
+    """Threads of the disk tier give copies to the streams; compute waits for them and for these."""
+    settings = HostSettings(1 << 20, str(tmp_path), 64 << 20, need=6 * NBYTES, spill=6 * NBYTES)
+    engine = SwapEngine(CudaStreamBackend(), poison=True, host=settings)
+    assert Pass(engine, device, late).run() == []
+    assert engine.stats()["disk_bytes"] >= 6 * NBYTES

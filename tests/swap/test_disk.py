@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import mmap
 import os
 import random
@@ -151,6 +152,24 @@ def test_a_layers_tensors_come_back_from_disk_and_their_memory_was_given_up(engi
         context.release()
     assert engine.stats()["disk_bytes"] >= 50_000
     assert engine.stats()["host_bytes"] == 8 * SECTOR  # what the copies go through
+
+
+def test_an_engine_that_is_replaced_gives_its_threads_and_its_file_back(tmp_path):
+    settings = HostSettings(0, str(tmp_path), MIB, need=9000, spill=9000)
+    engine = SwapEngine(HostThreadBackend(), host=settings)
+    context = new_context(engine)
+    context.put(noise(9000))
+    context.flush()
+    context.retire()
+    context.release()
+    engine.backend.synchronize()
+    file, before = weakref.ref(engine.host._tier.file), threading.active_count()
+    del engine, context
+    deadline = time.monotonic() + 60
+    while file() is not None or threading.active_count() >= before:
+        gc.collect()
+        assert time.monotonic() < deadline, threading.enumerate()
+        time.sleep(0.01)
 
 
 # ---- which blocks
