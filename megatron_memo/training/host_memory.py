@@ -11,7 +11,7 @@ from megatron_memo.config import HostSettings, MemoConfig
 from megatron_memo.platform import stand_in
 from megatron_memo.sizes import size_words
 from megatron_memo.swap.disk import staging_bytes
-from megatron_memo.swap.disk_budget import disk_budget
+from megatron_memo.swap.disk_budget import DiskBudget, disk_budget
 from megatron_memo.swap.host_budget import bill, check_fits, host_budget, host_need
 
 
@@ -47,7 +47,7 @@ def with_host_memory(
     log(
         f"host memory: {size_words(need)} needed on a rank ({bill(args, memo)}), "
         f"{size_words(budget.bytes)} to be had ({budget.origin})"
-        + (f"; {size_words(spill)} of it in {disk.folder} ({disk.access})" if disk else "")
+        + (f"; {_on_disk(disk, spill)}" if disk else "")
     )
     settings = HostSettings(
         budget=budget.bytes,
@@ -57,3 +57,9 @@ def with_host_memory(
         spill=spill,
     )
     return dataclasses.replace(memo, host=settings)
+
+
+def _on_disk(disk: DiskBudget, spill: int) -> str:
+    if not spill:
+        return f"nothing has to go to {disk.folder}"
+    return f"{size_words(spill)} of it go to {disk.folder}, written and read {disk.access}"

@@ -9,7 +9,9 @@ import torch
 from megatron_memo import compat
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.footprint import LayerShape, host_bytes
+from megatron_memo.swap.disk import staging_bytes
 from megatron_memo.swap.host_budget import check_fits, declared, host_budget, host_need
+from megatron_memo.training.host_memory import with_host_memory
 
 GIB = 1 << 30
 
@@ -149,3 +151,23 @@ def test_where_no_ratio_fits_another_way_out_is_named(machine):
 def test_files_count_as_room(machine):
     budget = host_budget(args(), root=machine(GIB // 2), env={})
     check_fits(args(), memo_of(args()), budget, on_disk=4 * GIB)
+
+
+def test_what_the_host_cannot_hold_is_what_spills(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    given, lines = args(memo_host_budget="64MiB", memo_nvme_path=str(tmp_path)), []
+    found = with_host_memory(given, memo_of(given), lines.append).host
+    assert found.budget == 64 << 20
+    assert found.need == host_need(given, 1.0)
+    assert found.spill == found.need - found.budget + staging_bytes(found.budget)
+    assert f"of it go to {tmp_path}, written and read " in lines[0]
+    plenty = args(memo_host_budget="64MiB", memo_nvme_path=str(tmp_path), num_layers=0)
+    assert with_host_memory(plenty, memo_of(plenty), lines.append).host.spill == 0
+    assert f"nothing has to go to {tmp_path}" in lines[1]
+
+
+def test_a_disk_that_is_too_small_as_well_is_in_the_bill(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    given = args(memo_host_budget="64MiB", memo_nvme_path=str(tmp_path), memo_nvme_budget="128MiB")
+    with pytest.raises(ValueError, match=r"there are 64 MiB \(.*\) and 120 MiB on disk\. Lower"):
+        with_host_memory(given, memo_of(given), print)
