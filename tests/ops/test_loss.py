@@ -234,6 +234,7 @@ def arguments(**other):
         memo_swap_ratio="0.5",
         memo_loss_chunks=None,
         tensor_model_parallel_size=8,
+        context_parallel_size=1,
         sequence_parallel=True,
         micro_batch_size=1,
         seq_length=1 << 20,
@@ -257,6 +258,17 @@ def test_the_head_of_a_command_line():
         head_of(arguments(memo_loss_chunks="131073"), None)
     whole = arguments(memo_loss_chunks="131073", sequence_parallel=False)
     assert head_of(whole, None) == LossHead(131073)
+
+
+def test_the_head_counts_a_ranks_own_tokens():
+    memory = 80 << 30
+    shared = SIZES | dict(tokens=1 << 18, local_tokens=1 << 15)
+    expected = loss_head(None, **shared, device_bytes=memory)
+    assert head_of(arguments(context_parallel_size=4), memory) == expected
+    packed = arguments(sft=True, micro_batch_size=2, memo_loss_chunks=str(1 << 18))
+    assert head_of(packed, None) == LossHead(1 << 18)  # two samples in one row, over tp 8
+    with pytest.raises(ValueError, match="more than the 32768 tokens"):
+        head_of(arguments(context_parallel_size=4, memo_loss_chunks="32769"), None)
 
 
 @pytest.mark.parametrize(
