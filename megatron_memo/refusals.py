@@ -76,6 +76,10 @@ def _not(name: str, value: Any) -> Test:
     return lambda args: _get(args, name, value) != value
 
 
+# Upstream's name for recomputing core attention, so that its s x s scores are not kept. Memo's
+# layer never keeps scores and runs attention once, so that there is nothing to do.
+NO_SCORES = "core_attn"
+
 _DROP = "Drop the flag, or train without --memo-swap-ratio."
 _SAME_TENSORS = "would claim the same activations that memo moves and recomputes"
 _SHARED_PACK = (
@@ -424,18 +428,18 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "--recompute-granularity",
         "recompute_granularity",
-        _given("recompute_granularity"),
+        _is("recompute_granularity", "full"),
         _SAME_TENSORS,
         "Drop the flag: --memo-swap-ratio 0 recomputes every token, attention excepted.",
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     ),
     Refusal(
-        "--recompute-activations",
-        "recompute_activations",
-        _given("recompute_activations"),
-        _SAME_TENSORS,
+        "--recompute-modules",
+        "recompute_modules",
+        lambda args: bool(set(_get(args, "recompute_modules") or ()) - {NO_SCORES}),
+        "names parts of a layer whose activations memo moves and recomputes (core_attn is none)",
         "Drop the flag: --memo-swap-ratio 0 recomputes every token, attention excepted.",
-        "--recompute-activations",
+        "--recompute-granularity selective --recompute-modules core_attn layernorm",
     ),
     Refusal(
         "--distribute-saved-activations",

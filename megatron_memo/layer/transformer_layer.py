@@ -81,6 +81,8 @@ class MemoTransformerLayer(TransformerLayer):
             self.is_mtp_layer and get_num_layers_to_build(self.config, given.get("vp_stage")) > 0
         )
         self.first_of_chunk = given.get("layer_number", 1) == 1 and not follows
+        # Attention runs once and keeps no scores, whatever --recompute-modules core_attn asks for.
+        self.self_attention.checkpoint_core_attention = False
         staged = self.config.virtual_pipeline_model_parallel_size is not None
         self.stage: int | None = given.get("vp_stage") if staged else None
         # Of the last forward: rows of this rank's input, and ranks that share the sequence.

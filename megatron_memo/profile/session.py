@@ -217,6 +217,7 @@ def pretrain(session: Session, on_cuda: bool) -> None:
         command_line.imply(follow_cpu(raw), "no CUDA here")
     _check_pack(raw)
     command_line.check_before_start(raw)
+    _check_experts(raw)
     try:
         args = parse_and_validate_args(
             extra_args_provider=command_line.add_arguments,
@@ -265,6 +266,20 @@ def _check_pack(args: Namespace) -> None:
                 f"--{name.replace('_', '-')}: packs sequences whose lengths differ from batch to "
                 "batch, and a profile has no data. Drop the flag to profile whole sequences."
             )
+
+
+def _check_experts(args: Namespace) -> None:
+    """A profile has no data, and what experts ask for depends on where a router sends it.
+
+    Raises:
+        ValueError: the model has experts.
+    """
+    if getattr(args, "num_experts", None):
+        raise ValueError(
+            f"--num-experts {args.num_experts}: how many tokens an expert gets depends on the "
+            "data, and a profile has none. Profile a dense model; a run with --memo-measure-memory "
+            "ITER tells what experts take."
+        )
 
 
 def _follow_meta(args: Namespace, notes: list[str]) -> None:

@@ -48,6 +48,7 @@ def check_flags(args: argparse.Namespace, memo: MemoConfig | None, own_modules: 
         check_supported(args, memo)
     _check_spec(args, memo, own_modules)
     check_sequences(args, memo, own_modules)
+    _check_heads(args)
     _check_residency(args, memo)
     _check_evaluation(args)
     _check_report(args)
@@ -98,6 +99,20 @@ def _check_spec(args: argparse.Namespace, memo: MemoConfig | None, own_modules: 
             f"--spec {' '.join(spec)}: chooses the layers, and so does {flag}. Drop one of the "
             "two. (The memo layer is reachable as --spec megatron_memo.layer.spec "
             "memo_layer_spec, with its settings in MEMO_* variables.)"
+        )
+
+
+def _check_heads(args: argparse.Namespace) -> None:
+    """Megatron finds this out while it builds the model, by a traceback."""
+    heads, groups = getattr(args, "num_attention_heads", None), None
+    if getattr(args, "group_query_attention", False):
+        groups = getattr(args, "num_query_groups", None)
+    if heads and groups and heads % groups:
+        fitting = [n for n in range(1, heads + 1) if heads % n == 0]
+        nearest = min(fitting, key=lambda n: abs(n - groups))
+        raise ValueError(
+            f"--num-query-groups {groups}: does not divide --num-attention-heads {heads}, so that "
+            f"groups would differ in size. Use a divisor, such as {nearest}."
         )
 
 

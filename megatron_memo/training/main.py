@@ -134,6 +134,11 @@ def _pretrain(
         experts = f"; experts: {memo.moe_experts.value}" if args.num_experts else ""
         layers = args.num_layers + (args.mtp_num_layers or 0)
         what = describe(memo, layer_tokens(args), ranks, layers, args.context_parallel_size)
+        if args.recompute_granularity == "selective":
+            log(
+                "--recompute-granularity selective changes nothing: memo's layers keep no "
+                "attention scores that recomputation would spare"
+            )
         log(until + what + experts + loss)
 
     listening: Any = nullcontext()

@@ -120,6 +120,22 @@ def test_a_row_of_several_packed_samples_is_refused_over_pipeline_stages():
     )
 
 
+def test_groups_that_would_differ_in_size_name_the_nearest_that_would_not():
+    heads = dict(num_attention_heads=8, group_query_attention=True)
+    text = message(check_flags, args(num_query_groups=3, **heads), None, False)
+    assert text.startswith("--num-query-groups 3: does not divide --num-attention-heads 8")
+    assert text.endswith("such as 2.")
+    check_flags(args(num_query_groups=4, **heads), None, False)
+    check_flags(args(num_query_groups=3, num_attention_heads=8), None, False)  # not turned on
+
+
+def test_layers_of_further_tokens_count_as_layers():
+    everything = MemoConfig(swap_ratio=0.5, resident_layers=5)
+    check_flags(args(mtp_num_layers=2), everything, own_modules=True)
+    text = message(check_flags, args(mtp_num_layers=1), everything, True)
+    assert "all 5 layers" in text and "Give at most 4" in text
+
+
 def test_sequence_that_ranks_cannot_share_names_the_next_one_that_they_can():
     text = message(check_flags, args(seq_length=65), None, False)
     assert text.startswith("--seq-length 65: does not divide by --tensor-model-parallel-size 2")

@@ -12,13 +12,18 @@ pytestmark = pytest.mark.skipif(not is_active(), reason="runs on the CPU platfor
 
 STEPS = 6
 PIPELINE = [
-    *("--pipeline-model-parallel-size", "2", "--num-layers", "4", "--train-iters", str(STEPS)),
+    *("--pipeline-model-parallel-size", "2", "--train-iters", str(STEPS)),
     *("--hidden-dropout", "0.1"),
 ]
+# Stages of one and three layers.
+UNEVEN = [*PIPELINE, "--num-layers", "4", "--decoder-first-pipeline-num-layers", "1"]
 # Two virtual stages of one layer on each rank, the case in which an empty queue says nothing about
-# whose turn it is.
-INTERLEAVED = [*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "1"]
-SCHEDULES = {"in turn": PIPELINE, "interleaved": INTERLEAVED}
+# whose turn it is; the first has the embedding in place of a layer.
+INTERLEAVED = [
+    *(*PIPELINE, "--num-layers", "3", "--num-layers-per-virtual-pipeline-stage", "1"),
+    "--account-for-embedding-in-pipeline-split",
+]
+SCHEDULES = {"in turn": UNEVEN, "interleaved": INTERLEAVED}
 # Bitwise stock: one chunk. Resident layers are the model's last, so on the last stage only.
 CASES = [("in turn", "1", "1"), ("interleaved", "0", "0")]
 

@@ -112,6 +112,7 @@ def test_mistakes_in_the_flags_are_megatrons_or_ours_in_one_line(profile, flags)
         (["--memo-swap-ratoi", "0.5"], "Did you mean --memo-swap-ratio?"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
         (["--global-batch-size", "0"], "Megatron refuses these flags"),
+        (["--num-experts", "4"], "--num-experts 4: how many tokens an expert gets depends on"),
     ):
         status, said = profile("--", *flags["gpt-stock"], *change)
         assert status == 2 and part in said and "Traceback" not in said, said
