@@ -150,6 +150,8 @@ def upstream_variants():
         "interleaved rope": dict(rotary_interleaved=True),
         "bias and swiglu": dict(add_bias_linear=True),
         "qkv bias": dict(add_qkv_bias=True),
+        # Upstream's own autograd functions for these pairs, which are compiled where a GPU is.
+        "fused activation and dropout": dict(bias_activation_fusion=True, bias_dropout_fusion=True),
     }.items():
         cfg = config("llama", layers=2, **other)
         given = data(cfg, 64 * tp)

@@ -68,7 +68,7 @@ def test_resident_layers_swap_nothing_and_change_no_number(answers):
 
 def test_variants_of_upstreams_attention_are_bitwise_stock(answers):
     (variants,) = answers("upstream_variants", 1)
-    assert len(variants) == 5
+    assert len(variants) == 6
     for name, differing in variants.items():
         assert differing == [[], []], name
 
