@@ -97,6 +97,20 @@ def test_working_in_chunks_costs_and_small_chunks_cost_more(seven_b):
     assert seconds[1] < 1.05 * seconds[0] and seconds[3] > 1.2 * seconds[0]
 
 
+def test_tiles_that_do_not_fill_the_gpu_take_as_long_as_those_that_do(seven_b):
+    costs = Costs(seven_b, A800)
+    # 108, 110 and 216 tiles for 108 multiprocessors.
+    seconds = [costs.gemm(128 * m, 1024, 128 * n) for m, n in ((12, 9), (10, 11), (12, 18))]
+    assert seconds[1] == pytest.approx(seconds[2]) == pytest.approx(2 * seconds[0])
+
+
+def test_without_sequence_parallelism_gradients_are_not_gathered_before_backward(seven_b):
+    with_it = Costs(seven_b, A800).step("backward post", 1)
+    without = Costs(replace(seven_b, sequence_parallel=False), A800).step("backward post", 1)
+    assert without.serial == 0
+    assert with_it.serial == with_it.beside == without.beside > 0
+
+
 def test_attention_takes_half_of_the_square_forward_and_two_and_a_half_of_that_backward(seven_b):
     costs = Costs(seven_b, A800, Calibration(attention_forward=0.5, attention_backward=0.5))
     forward = costs.step("attention", 1).compute

@@ -348,3 +348,12 @@ def test_no_stage_updates_weights_before_all_have_their_gradients():
     for stage in result.stages:
         updates = [event.start for event in stage.events if event.phase.part == OPTIMIZER]
         assert updates and min(updates) >= max(backward)
+
+
+def test_a_layer_s_forward_waits_for_its_weights():
+    layout = dict(tp=2, dp=32, sequence=1 << 12, overlap_param_gather=True)
+    events = simulated(Stock(), **layout).stages[0].events
+    gathered = [e.start + e.seconds for e in events if e.name == "weights"][1:]  # after the table
+    for layer, ready in enumerate(gathered, start=1):
+        own = [e.start for e in events if e.phase.layer == layer and e.stream == COMPUTE]
+        assert min(own) >= ready
