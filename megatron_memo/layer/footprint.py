@@ -30,6 +30,15 @@ from megatron_memo.swap.context import ALIGNMENT
 _STATISTICS = 4  # bytes of a norm's mean or factor, and of a log-sum-exp: fp32
 
 
+def not_foreseen(args: argparse.Namespace) -> str | None:
+    """The flag that gives the model layers which save what this list does not have, if any."""
+    if getattr(args, "num_experts", None):
+        return f"--num-experts {args.num_experts}"
+    if getattr(args, "multi_latent_attention", False):
+        return "--multi-latent-attention"
+    return None
+
+
 @dataclass(frozen=True)
 class LayerShape:
     """What decides the size of a layer's saved tensors on one rank.

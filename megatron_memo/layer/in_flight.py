@@ -77,11 +77,14 @@ def _swapping_layers(args: argparse.Namespace, resident_layers: int) -> list[lis
     stages = args.pipeline_model_parallel_size
     chunks = getattr(args, "virtual_pipeline_model_parallel_size", None) or 1
     per_chunk = _layers_of_chunks(args, stages, chunks)
+    further = getattr(args, "mtp_num_layers", None) or 0  # of multi-token prediction, at the end
+    per_chunk[-1][-1] += further
+    swapping = args.num_layers + further - resident_layers
     found, first = [[0] * chunks for _ in range(stages)], 0
     for chunk in range(chunks):
         for stage in range(stages):
             stop = first + per_chunk[stage][chunk]
-            found[stage][chunk] = max(min(stop, args.num_layers - resident_layers) - first, 0)
+            found[stage][chunk] = max(min(stop, swapping) - first, 0)
             first = stop
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_memo import platform
-from megatron_memo.layer.footprint import LayerShape, moved_bytes
+from megatron_memo.layer.footprint import LayerShape, moved_bytes, not_foreseen
 from megatron_memo.layer.transformer_layer import MemoTransformerLayer
 from megatron_memo.sizes import size_words
 from megatron_memo.swap.host_budget import host_need
@@ -29,7 +29,8 @@ def forecast(
         micro_batches: of an iteration.
     """
     swapping = [layer for layer in layers if not layer.resident]
-    if not swapping or not _foreseeable(args, swapping):
+    # Transformer Engine's modules save what the list says, but nobody has seen them do so.
+    if not swapping or not_foreseen(args) or args.transformer_impl != "local":
         return {}
     shape = LayerShape.from_args(args, on_cuda=not platform.is_active())
     found: dict[str, float] = {
@@ -39,15 +40,6 @@ def forecast(
     if args.pipeline_model_parallel_size == 1 and swapping[0].memo.host.nvme_path is None:
         found[HOST] = host_need(args, swapping[0].memo.swap_ratio)
     return found
-
-
-def _foreseeable(args: Namespace, layers: Sequence[MemoTransformerLayer]) -> bool:
-    """Whether the footprint knows what these layers save."""
-    return not (
-        any(layer.is_moe_layer for layer in layers)
-        or getattr(args, "multi_latent_attention", False)
-        or args.transformer_impl != "local"
-    )
 
 
 def table(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:

@@ -7,12 +7,14 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from megatron_memo import platform
+from megatron_memo.arguments import ratio_is_auto
 from megatron_memo.config import HostSettings, MemoConfig
+from megatron_memo.layer.footprint import not_foreseen
 from megatron_memo.platform import stand_in
 from megatron_memo.sizes import size_words
 from megatron_memo.swap.disk import staging_bytes
 from megatron_memo.swap.disk_budget import DiskBudget, disk_budget
-from megatron_memo.swap.host_budget import bill, check_fits, host_budget, host_need
+from megatron_memo.swap.host_budget import HostBudget, bill, check_fits, host_budget, host_need
 
 
 def with_host_memory(
@@ -40,23 +42,37 @@ def with_host_memory(
             "size."
         ) from None
     disk = disk_budget(args)
+    unknown = not_foreseen(args)
+    if unknown is not None:
+        log(
+            f"host memory: what layers of {unknown} need is seen when they run; "
+            f"{size_words(budget.bytes)} to be had ({budget.origin})"
+            + (f", and {size_words(disk.bytes)} in {disk.folder}" if disk else "")
+        )
+        return dataclasses.replace(memo, host=_settings(budget, disk))
     staging = staging_bytes(budget.bytes) if disk else 0
     check_fits(args, memo, budget, on_disk=disk.bytes - staging if disk else 0)
     need = host_need(args, memo.swap_ratio)
+    least = " at least" if ratio_is_auto(args) else ""
     spill = max(need - (budget.bytes - staging), 0) if disk else 0
     log(
-        f"host memory: {size_words(need)} needed on a rank ({bill(args, memo)}), "
+        f"host memory: {size_words(need)}{least} needed on a rank ({bill(args, memo)}), "
         f"{size_words(budget.bytes)} to be had ({budget.origin})"
         + (f"; {_on_disk(disk, spill)}" if disk else "")
     )
-    settings = HostSettings(
+    return dataclasses.replace(memo, host=_settings(budget, disk, need, spill))
+
+
+def _settings(
+    budget: HostBudget, disk: DiskBudget | None, need: int = 0, spill: int = 0
+) -> HostSettings:
+    return HostSettings(
         budget=budget.bytes,
         nvme_path=disk.folder if disk else None,
         nvme_budget=disk.bytes if disk else None,
         need=need,
         spill=spill,
     )
-    return dataclasses.replace(memo, host=settings)
 
 
 def _on_disk(disk: DiskBudget, spill: int) -> str:

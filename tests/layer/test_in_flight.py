@@ -55,3 +55,9 @@ def test_a_long_last_stage_can_hold_more_than_the_first():
 def test_an_embedding_that_counts_as_a_layer_takes_one_from_the_first_stage():
     uneven = args(2, 7, 8, account_for_embedding_in_pipeline_split=True)
     assert most_held(uneven, 0).passes == 2 * 3
+
+
+def test_layers_of_multi_token_prediction_are_the_last_stages_too():
+    assert most_held(args(1, 8, 4, mtp_num_layers=2), 0).passes == 10
+    assert most_held(args(1, 8, 4, mtp_num_layers=2), 3).passes == 7  # two of the three are theirs
+    assert most_held(args(2, 8, 1, mtp_num_layers=2), 0).stage == 1
