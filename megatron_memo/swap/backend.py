@@ -29,13 +29,15 @@ class Backend(Protocol):
     """
 
     name: str
-    tells_waiting: bool  # whether compute_waits returns the seconds that compute stood still
 
     def record_compute(self) -> Event:
         """The point that the compute stream has reached."""
 
     def compute_waits(self, event: Event) -> float:
-        """Orders later compute after `event`; seconds that compute stood still, or 0."""
+        """Orders later compute after `event`; seconds that the calling thread stood still.
+
+        Where the stream stands still instead, `waited_seconds` tells.
+        """
 
     def d2h(self, copies: Sequence[Copy], after: Event | None) -> Event:
         """Enqueues device -> host copies on the D2H stream, ordered after `after`."""
@@ -48,6 +50,11 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Blocks until every copy so far is done."""
+
+    def waited_seconds(self) -> tuple[float, float] | None:
+        """Seconds since the start that the compute stream stood still for copies to the host and
+        to the device, those aside that `compute_waits` returned. As for `busy_seconds`.
+        """
 
     def busy_seconds(self) -> tuple[float, float] | None:
         """Seconds that copies to the host and to the device have taken since the start.

@@ -85,7 +85,6 @@ class HostThreadBackend:
     """
 
     name = "cpu"
-    tells_waiting = True
 
     def __init__(self, link: int | None = None) -> None:
         self._link = link
@@ -117,6 +116,9 @@ class HostThreadBackend:
     def synchronize(self) -> None:
         for thread in (self._d2h, self._h2d):
             thread.submit(lambda: None, after=None).synchronize()
+
+    def waited_seconds(self) -> tuple[float, float] | None:
+        return 0.0, 0.0  # compute is the calling thread
 
     def busy_seconds(self) -> tuple[float, float] | None:
         return self._d2h.busy_seconds, self._h2d.busy_seconds

@@ -57,12 +57,12 @@ class CudaStreamBackend:
     """See `swap.backend.Backend`."""
 
     name = "cuda"
-    tells_waiting = False  # the stream stands still, not the host
 
     def __init__(self) -> None:
         self._d2h = torch.cuda.Stream()
         self._h2d = torch.cuda.Stream()
         self._d2h_clock, self._h2d_clock = _Clock(), _Clock()
+        self._d2h_waits, self._h2d_waits = _Clock(), _Clock()
         device: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
         self._node = numa.node_of(device.pci_domain_id, device.pci_bus_id, device.pci_device_id)
 
@@ -70,7 +70,12 @@ class CudaStreamBackend:
         return torch.cuda.current_stream().record_event()
 
     def compute_waits(self, event: Event) -> float:
-        torch.cuda.current_stream().wait_event(event)
+        stream = torch.cuda.current_stream()
+        waits = event.waits if isinstance(event, _TimedEvent) else None
+        start = None if waits is None else stream.record_event(_timed())
+        stream.wait_event(event)
+        if waits is not None and start is not None:
+            waits.note(start, stream.record_event(_timed()))
         return 0.0
 
     def d2h(self, copies: Sequence[Copy], after: Event | None) -> Event:
@@ -80,7 +85,7 @@ class CudaStreamBackend:
             start = self._d2h.record_event(_timed())
             for copy in copies:
                 _host_view(copy).copy_(copy.device, non_blocking=True)
-            return self._d2h_clock.note(start, self._d2h.record_event(_timed()))
+            return self._d2h_clock.note(start, self._d2h.record_event(_timed(self._d2h_waits)))
 
     def h2d(self, copies: Sequence[Copy], after: Event | None) -> Event:
         with torch.cuda.stream(self._h2d):
@@ -89,11 +94,14 @@ class CudaStreamBackend:
             start = self._h2d.record_event(_timed())
             for copy in copies:
                 copy.device.copy_(_host_view(copy), non_blocking=True)
-            return self._h2d_clock.note(start, self._h2d.record_event(_timed()))
+            return self._h2d_clock.note(start, self._h2d.record_event(_timed(self._h2d_waits)))
 
     def synchronize(self) -> None:
         self._d2h.synchronize()
         self._h2d.synchronize()
+
+    def waited_seconds(self) -> tuple[float, float] | None:
+        return self._d2h_waits.seconds(), self._h2d_waits.seconds()
 
     def busy_seconds(self) -> tuple[float, float] | None:
         return self._d2h_clock.seconds(), self._h2d_clock.seconds()
@@ -127,8 +135,18 @@ class _Clock:
         return self._seconds
 
 
-def _timed() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
+class _TimedEvent(torch.cuda.Event):
+    """Attributes:
+    waits: counts how long compute stands still for it; None if nobody waits for it.
+    """
+
+    waits: _Clock | None = None
+
+
+def _timed(waits: _Clock | None = None) -> _TimedEvent:
+    event = _TimedEvent(enable_timing=True)
+    event.waits = waits
+    return event
 
 
 @functools.cache

@@ -42,6 +42,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,6 @@ from megatron_memo.swap.layer_pass import Depth, LayerPass, Portion
 from megatron_memo.swap.tiers import storage
 
 IN_FLIGHT_LAYERS = 2  # the paper's two rounding buffers
-_UNTOLD = {"exposed_d2h_s": None, "exposed_h2d_s": None}
 POISON_BYTE = 0xFF  # NaN in every IEEE floating-point type
 
 
@@ -208,23 +208,30 @@ class SwapEngine:
         self._stats: dict[str, float] = dict.fromkeys(
             ("d2h_bytes", "h2d_bytes", "exposed_d2h_s", "exposed_h2d_s"), 0
         )
-        self._busy_before = self.backend.busy_seconds()
+        self._before = self._clocks()
 
     def stats(self) -> dict[str, float | None]:
         """Since `reset_interval`: bytes moved, seconds that compute stood still for it, seconds
         during which each direction was copying (None where the backend cannot tell), so that
         bytes over busy seconds is the bandwidth achieved; and bytes held now in host memory and
         on disk."""
-        told = dict(self._stats) if self.backend.tells_waiting else {**self._stats, **_UNTOLD}
-        busy: dict[str, float | None] = {"d2h_busy_s": None, "h2d_busy_s": None}
-        now = self.backend.busy_seconds()
-        if now is not None and self._busy_before is not None:
-            busy = {
-                "d2h_busy_s": now[0] - self._busy_before[0],
-                "h2d_busy_s": now[1] - self._busy_before[1],
-            }
+        told: dict[str, float | None] = dict(self._stats)
+        for name, now in self._clocks().items():
+            before = self._before[name]
+            known = now is not None and before is not None
+            told[name] = self._stats.get(name, 0.0) + now - before if known else None
         held = {"host_bytes": self.host.total_bytes, "disk_bytes": self.host.disk_bytes}
-        return {**told, **busy, **held}
+        return {**told, **held}
+
+    def _clocks(self) -> dict[str, Any]:
+        """Seconds since the start that the backend has counted, by the names of `stats`."""
+        counted: dict[str, Any] = {}
+        for (d2h, h2d), seconds in (
+            (("exposed_d2h_s", "exposed_h2d_s"), self.backend.waited_seconds()),
+            (("d2h_busy_s", "h2d_busy_s"), self.backend.busy_seconds()),
+        ):
+            counted[d2h], counted[h2d] = seconds or (None, None)
+        return counted
 
     def _count(self, name: str, copies: Sequence[Copy]) -> None:
         self._stats[name] += sum(copy.device.numel() for copy in copies)

@@ -27,7 +27,6 @@ class MetaBackend:
     """See `swap.backend.Backend`. Every copy is done at once, since there is nothing to copy."""
 
     name = "meta"
-    tells_waiting = False
 
     def record_compute(self) -> Event:
         return ReachedEvent()
@@ -43,6 +42,9 @@ class MetaBackend:
 
     def synchronize(self) -> None:
         """Nothing is under way."""
+
+    def waited_seconds(self) -> tuple[float, float] | None:
+        return None
 
     def busy_seconds(self) -> tuple[float, float] | None:
         return None

@@ -55,7 +55,6 @@ class _Synchronous:
     """What both schedules share: compute is the calling thread."""
 
     name = "adversary"
-    tells_waiting = True
 
     def record_compute(self):
         return ReachedEvent()
@@ -66,6 +65,9 @@ class _Synchronous:
 
     def synchronize(self):
         """Nothing is under way that a block's end could disturb: a late copy holds its block."""
+
+    def waited_seconds(self):
+        return 0.0, 0.0
 
     def busy_seconds(self):
         return None

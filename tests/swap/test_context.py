@@ -265,8 +265,6 @@ def test_what_a_source_held_may_not_change_before_backward_reads_it(engine):
 
 
 class Logged(HostThreadBackend):
-    tells_waiting = False
-
     def __init__(self):
         super().__init__()
         self.log = []
@@ -282,6 +280,9 @@ class Logged(HostThreadBackend):
     def h2d(self, copies, after):
         self.log.append("h2d")
         return super().h2d(copies, after)
+
+    def waited_seconds(self):
+        return None
 
     def device_buffer(self, nbytes, device):
         self.log.append("buffer")

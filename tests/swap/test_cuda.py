@@ -229,6 +229,19 @@ def test_time_that_copies_take_is_read_without_waiting_for_any(engine, device, l
     assert not clock._waiting
 
 
+def test_a_stream_that_stands_still_for_a_copy_tells_how_long(engine, device, late):
+    context = engine.begin_layer(first=True, swaps=True, device=device).own
+    source = values(0).to(device)
+    context.put(source)
+    late(engine.backend._d2h)
+    context.flush()
+    context.retire()
+    torch.cuda.synchronize()
+    stats = engine.stats()
+    assert stats["exposed_d2h_s"] > 0.5 * stats["d2h_busy_s"] > 0
+    assert stats["exposed_h2d_s"] == 0
+
+
 def test_nobody_need_ask_for_the_time_that_copies_take(engine, device):
     for _ in range(2 * MOST_EVENTS_WAITING):
         engine.backend.h2d([], None)
