@@ -217,5 +217,6 @@ def test_layers_that_are_dropped_without_backward_do_not_keep_each_other(engine)
     del below, top
     gc.collect()
     assert [ref() for ref in seen] == [None, None]
-    Layer(engine, 3, 1, first=True)
-    assert 0 < engine.host.taken <= of_two / 2  # what they had was released
+    for _ in range(5):
+        Layer(engine, 3, 1, first=True)
+        assert engine.host.taken <= of_two  # each is released by the second one after it
