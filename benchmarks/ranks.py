@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_memo import platform
+from megatron_memo.ops.target import show_kernels_of
 from megatron_memo.profile.storage import StorageMeter
 
 
@@ -17,7 +18,8 @@ def start_ranks(device: str) -> None:
     """Tensor parallelism over all ranks of torchrun; one rank without it.
 
     Args:
-        device: "cpu" or "cuda"; ends the program if that is not what Megatron would use here.
+        device: "cpu" or "cuda"; ends the program if that is not what Megatron would use here. Or
+            "meta": one rank on tensors without data, of which only the memory can be measured.
     """
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda: torch sees no CUDA device here. Leave the flag out for the CPU.")
@@ -25,6 +27,9 @@ def start_ranks(device: str) -> None:
         sys.exit("--device cpu: this machine has CUDA, where Megatron uses it. Give --device cuda.")
     if device == "cpu":
         platform.activate()
+    elif device == "meta":
+        show_kernels_of("cpu")
+        platform.activate_meta()
     defaults = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29577")
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
@@ -42,7 +47,7 @@ def start_ranks(device: str) -> None:
 
 def peak_of(step: Callable[[], object], device: str) -> int:
     """Bytes above the start that a step reaches at most."""
-    if device == "cpu":
+    if device != "cuda":
         with StorageMeter() as meter:
             step()
         return meter.peak_bytes
