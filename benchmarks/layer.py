@@ -33,7 +33,7 @@ import torch.distributed as dist  # noqa: E402
 from ranks import peak_of, start_ranks, wait  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from megatron_memo.config import MemoConfig  # noqa: E402
+from megatron_memo.config import MemoConfig, depth_from_text  # noqa: E402
 
 FULL_RECOMPUTE = dict(
     recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
@@ -66,6 +66,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ratios", type=float, nargs="+", default=[1.0, 0.5, 0.0])
     parser.add_argument("--chunks", type=int, default=4)
     parser.add_argument("--resident-layers", type=int, default=0)
+    parser.add_argument("--prefetch-depth", default="auto", help="steps, auto or layers")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: 5)")
     parser.add_argument("--output", type=Path, help="CSV (default: benchmarks/results/...)")
     return parser.parse_args(argv)
@@ -94,7 +95,12 @@ def measure(options: argparse.Namespace) -> list[Way]:
         Way("full recompute", build(options, None, **FULL_RECOMPUTE), []),
     ]
     for ratio in options.ratios:
-        memo = MemoConfig(ratio, options.chunks, options.resident_layers)
+        memo = MemoConfig(
+            ratio,
+            options.chunks,
+            options.resident_layers,
+            prefetch_depth=depth_from_text(options.prefetch_depth),
+        )
         ways.append(Way(f"memo {ratio:g}", build(options, memo), []))
     tp = dist.get_world_size()
     dtype = torch.float32 if options.dtype == "fp32" else torch.bfloat16
