@@ -59,10 +59,8 @@ class QkvStore:
             handles = self._context.put_all([t.detach().contiguous() for t in qkv])
             landing = PartLanding(self._whole, rows, handles)
             group = self._context.flush(self._reads, landing)
-            if any(handle.stored.group is not group for handle in handles):
-                assert group is None or group.landing is landing
-                if group is not None:
-                    group.landing = None
+            if group is not None and any(h.stored.group is not group for h in handles):
+                group.landing = None  # its buffer and others': the handles know
                 group = None
         self._parts.append(_Part(rows, segment, handles, group))
 
