@@ -81,6 +81,7 @@ class AutoRatio:
         probe: measures the link. Collective.
         solve: the best decision for this rank; ValueError where nothing fits.
         predict: seconds of a step of this rank at a ratio.
+        fits: whether a ratio's activations have room in host memory, by the run's own bill.
         device_room: bytes for buffers, asked after the timed step; None where nobody can tell.
         gather: collective; what each rank says, in rank order.
         save: keeps all ranks' measurements and the ratio.
@@ -96,6 +97,7 @@ class AutoRatio:
         probe: Callable[[], Link],
         solve: Callable[[Measured], Choice],
         predict: Callable[[Measured, float], float],
+        fits: Callable[[float], bool],
         device_room: Callable[[int], int | None],
         gather: Callable[[Any], list[Any]],
         save: Callable[[Sequence[Measured | None], float], None],
@@ -107,6 +109,7 @@ class AutoRatio:
         self._probe = probe
         self._solve = solve
         self._predict = predict
+        self._fits = fits
         self._device_room = device_room
         self._gather = gather
         self._save = save
@@ -196,12 +199,18 @@ class AutoRatio:
         return result
 
     def _weighed(self, run: Callable[[], Any]) -> Any:
-        """With about one chunk swapped; `_rows` of a layer's are."""
+        """With about one chunk swapped, or as much of one as fits; `_rows` of a layer's are."""
         if not self._layers:
             return run()
         rows, chunks = self._shape()
         ratio = 1 / max(chunks, 2)
-        self._rows = swapped_rows(ratio, rows)
+        while ratio * rows >= 1 and not self._fits(ratio):
+            ratio /= 2
+        self._rows = swapped_rows(ratio, rows) if ratio * rows >= 1 else 0
+        if self._rows == 0:
+            # Not even a row fits besides what always moves: of any size they would not.
+            self._rows, self._more = 1, self._always
+            return run()
         self._set(ratio)
         before = self._moved()
         try:

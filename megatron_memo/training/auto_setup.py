@@ -18,7 +18,7 @@ from megatron_memo.layer.in_flight import most_held
 from megatron_memo.plan.ratio import LAYERS, NoRoom, Problem, solve
 from megatron_memo.plan.ratio.cost import Decision, cost
 from megatron_memo.plan.ratio.schedule import both_share, passes
-from megatron_memo.swap.host_budget import host_budget
+from megatron_memo.swap.host_budget import AUTO, host_budget, host_need
 from megatron_memo.training.auto_ratio import WEIGHED, AutoRatio, Known
 from megatron_memo.training.measurements import (
     FILE_NAME,
@@ -78,6 +78,7 @@ def auto_ratio(
         probe=_probe,
         solve=lambda measured: solve(problem(args, memo, measured, host)),
         predict=lambda measured, ratio: _step(problem(args, memo, measured, host), ratio),
+        fits=lambda ratio: host_need(args, ratio) <= host,
         device_room=_device_room,
         gather=telling.gather,
         save=partial(_save, args, memo, log),
@@ -121,6 +122,9 @@ def problem(args: argparse.Namespace, memo: MemoConfig, measured: Measured, host
 def ratio_without_run(args: argparse.Namespace) -> float:
     """The ratio that a run with these flags would take, from its file of measurements.
 
+    The host memory of this machine says nothing of the one that trains: with no size in
+    `--memo-host-budget` it is the ratio that the measured run took.
+
     Args:
         args: validated by Megatron; `--memo-swap-ratio` is auto.
 
@@ -138,6 +142,8 @@ def ratio_without_run(args: argparse.Namespace) -> float:
             "--save folder)."
         )
     record = _given(args, memo)
+    if getattr(args, "memo_host_budget", None) in (None, AUTO):
+        return record.ratio
     host = host_budget(args).bytes
     found = [
         solve(problem(args, memo, measured, host))

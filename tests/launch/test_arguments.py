@@ -59,7 +59,7 @@ def test_a_prefetch_depth_may_be_a_word(word):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--memo-swap-ratio", "half"], "--memo-swap-ratio half: must be a number from 0 to 1"),
+        (["--memo-swap-ratio", "half"], "--memo-swap-ratio half: must be auto, or a number from 0"),
         (["--memo-swap-ratio", "1.5"], "--memo-swap-ratio 1.5: must be a number from 0"),
         (["--memo-swap-ratio", "nan"], "--memo-swap-ratio nan: must be a number from 0"),
         (["--memo-swap-ratio", "0.5", "--memo-chunks", "0"], "--memo-chunks 0: must be at least 1"),

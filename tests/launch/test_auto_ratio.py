@@ -184,7 +184,7 @@ def one(monkeypatch):
     """``one(known=..., solve=..., others=...)``: a rank's run; ``others`` answer as other ranks."""
     monkeypatch.setattr(auto_ratio, "mark_model", lambda chunks: lambda: None)
 
-    def build(*, known=lambda: None, solve=None, others=lambda answer: []):
+    def build(*, known=lambda: None, solve=None, others=lambda answer: [], fits=lambda ratio: True):
         layers = [Layer(1), Layer(2)]
         run = SimpleNamespace(layers=layers, said=[], saved=[], moved=0, seen=[], ratios=[])
 
@@ -199,6 +199,7 @@ def one(monkeypatch):
             probe=lambda: MEASURED.link,
             solve=choose,
             predict=lambda measured, ratio: 10 - ratio,
+            fits=fits,
             device_room=lambda always: None,
             gather=lambda answer: [answer, *others(answer)],
             save=lambda ranks, ratio: run.saved.append((list(ranks), ratio)),
@@ -257,6 +258,19 @@ def test_three_iterations_measure_and_the_fourth_has_the_ratio(one):
     seconds = measured.other_seconds
     assert measured == dataclasses.replace(MEASURED, other_seconds=seconds)
     assert run.saved == [([measured], 0.4)]
+
+
+def test_no_more_is_swapped_for_the_measurement_than_host_memory_takes(one):
+    run = one(solve=chosen(0.05), fits=lambda ratio: ratio < 0.1)
+    for iteration in range(1, 5):
+        run.step(iteration)
+    assert run.ratios == [0.0, 0.0, 0.0625, 0.05]
+    # 6 of 100 rows are 0.0625 of them, to the nearest.
+    assert run.seen[0].others == pytest.approx(4000, rel=0.05)
+    none = one(solve=chosen(0.0), fits=lambda ratio: False)
+    for iteration in range(1, 4):
+        none.step(iteration)
+    assert none.ratios == [0.0, 0.0, 0.0] and none.seen[0].others == 100 * 1000
 
 
 def test_a_memory_plan_begins_when_the_ratio_is_fixed(one):
@@ -421,7 +435,9 @@ def test_a_resumed_run_measures_anew_where_that_does_not_suit(setup, tmp_path, c
 def test_without_a_run_a_file_of_measurements_gives_the_ratio(setup, tmp_path):
     path = str(tmp_path / "memo_plan" / "ratio.json")
     saved(tmp_path)
-    ratio = auto_setup.ratio_without_run(setup(memo_measurements=path))
+    assert auto_setup.ratio_without_run(setup(memo_measurements=path)) == 0.4
+    with_host = setup(memo_measurements=path, memo_host_budget="1MB")
+    ratio = auto_setup.ratio_without_run(with_host)
     assert ratio == solve(auto_setup.problem(setup(), MEMO, MEASURED, 10**6)).ratio
     with pytest.raises(ValueError, match="--memo-swap-ratio auto: measures a training run"):
         auto_setup.ratio_without_run(setup())
