@@ -152,6 +152,8 @@ class AutoRatio:
         if known.ratio is None:
             self._choose(known.measured, known.source)
         else:
+            # Into this run's folder, which may be another.
+            self._save(self._gather(known.measured), known.ratio)
             self._fix(known.ratio)
             self._log(f"swap ratio {known.ratio:g}, {known.source}")
 

@@ -311,7 +311,8 @@ def test_what_an_earlier_run_chose_is_there_before_the_first_step(one):
     run = one(known=lambda: Known(MEASURED, 0.3, "as before"))
     assert run.auto.ratio == 0.3 and run.planned.begun == [0.3, 0.3]
     run.step(1)
-    assert run.ratios == [0.3] and run.planned.steps == [1] and run.saved == []
+    assert run.ratios == [0.3] and run.planned.steps == [1]
+    assert run.saved == [([MEASURED], 0.3)]
     assert run.said == ["swap ratio 0.3, as before"]
 
 
