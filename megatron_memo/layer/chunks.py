@@ -118,10 +118,14 @@ def layer_tokens(args: Any) -> int:
     Args:
         args: Megatron's.
     """
-    packed = getattr(args, "sft", False) or getattr(
-        args, "dataloader_inter_document_masking", False
-    )
-    return args.seq_length * ((getattr(args, "micro_batch_size", None) or 1) if packed else 1)
+    samples = (getattr(args, "micro_batch_size", None) or 1) if packs(args) else 1
+    return args.seq_length * samples
+
+
+def packs(args: Any) -> bool:
+    """Whether Megatron's arguments say that samples are packed sequences."""
+    flags = ("sft", "dataloader_inter_document_masking")
+    return any(getattr(args, flag, False) for flag in flags)
 
 
 def swapped_rows(swap_ratio: float, local_tokens: int) -> int:

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron_memo.config import MemoConfig
-from megatron_memo.layer.chunks import Fate, plan_chunks
+from megatron_memo.layer.chunks import Fate, layer_tokens, packs, plan_chunks
 from megatron_memo.swap.context import ALIGNMENT
 
 _STATISTICS = 4  # bytes of a norm's mean or factor, and of a log-sum-exp: fp32
@@ -47,7 +47,7 @@ class LayerShape:
         tokens: of one sequence that the rank's attention sees (its context-parallel share).
         shared_by: ranks that share these tokens outside of attention: tp under sequence
             parallelism, else 1.
-        batch: sequences of a micro-batch.
+        batch: sequences of a micro-batch; 1 where they are packed in one row of tokens.
         hidden: h.
         ffn: this rank's columns of the MLP: f/tp.
         heads: this rank's query heads.
@@ -102,9 +102,9 @@ class LayerShape:
         saves_rope = rope and not getattr(args, "apply_rope_fusion", False)
         swiglu = bool(getattr(args, "swiglu", False))
         return cls(
-            tokens=args.seq_length // (getattr(args, "context_parallel_size", None) or 1),
+            tokens=layer_tokens(args) // (getattr(args, "context_parallel_size", None) or 1),
             shared_by=tp if args.sequence_parallel else 1,
-            batch=args.micro_batch_size,
+            batch=1 if packs(args) else args.micro_batch_size,
             hidden=args.hidden_size,
             ffn=args.ffn_hidden_size // tp,
             heads=heads // tp,

@@ -89,3 +89,6 @@ def test_the_shape_is_read_from_megatrons_arguments():
     args.apply_rope_fusion, args.sequence_parallel, args.group_query_attention = True, False, False
     shape = LayerShape.from_args(args, on_cuda=True)
     assert (shape.rotary_dim, shape.shared_by, shape.groups) == (0, 1, 4)
+    args.sft = True
+    shape = LayerShape.from_args(args, on_cuda=True)
+    assert (shape.tokens, shape.batch) == (3 * 4096, 1)  # one row of all samples
