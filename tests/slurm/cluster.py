@@ -49,7 +49,8 @@ def why_not():
     """Why there can be no cluster here, or an empty string."""
     missing = [name for name in PROGRAMS if _which(name) is None]
     if missing:
-        return f"no Slurm on this machine ({missing[0]}; Debian: apt install slurmctld slurmd)"
+        packages = "slurmctld slurmd slurm-client"
+        return f"no {missing[0]} on this machine (Debian: apt install {packages})"
     if os.geteuid() != 0:
         return "Slurm's node daemon starts jobs as root only"
     return ""
