@@ -10,7 +10,7 @@ from megatron_memo.config import MemoConfig
 from megatron_memo.estimate import memory
 from megatron_memo.estimate.hardware import GIB
 from megatron_memo.estimate.job import Job
-from megatron_memo.estimate.memory import Sizes
+from megatron_memo.estimate.tensors import Sizes
 from megatron_memo.training.loss_head import loss_head
 
 TOLERANCE = 0.01  # of a profile's peak

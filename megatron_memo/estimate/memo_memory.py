@@ -1,0 +1,116 @@
+"""Memory of a pipeline stage of memo's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_memo.config import MemoConfig
+from megatron_memo.estimate.job import Job
+from megatron_memo.estimate.stage_memory import Moment, Stage
+from megatron_memo.estimate.tensors import FP32
+from megatron_memo.layer.chunks import Fate, plan_chunks
+
+LAYERS_IN_FLIGHT = 2  # see swap.engine
+
+
+class MemoStage(Stage):
+    """Token chunks are swapped or recomputed; a few layers are in flight."""
+
+    def __init__(self, job: Job, stage: int, memo: MemoConfig, loss_chunks: int | None) -> None:
+        super().__init__(job, stage)
+        self.loss_chunks = loss_chunks
+        shared = job.tp if job.sequence_parallel else 1
+        rows = job.sequence // job.cp // shared
+        chunks = plan_chunks(memo, rows, shared, keep=False)
+        self.largest = max(chunk.stop - chunk.start for chunk in chunks) / rows
+        swapped = [c.stop - c.start for c in chunks if c.fate is Fate.SWAP]
+        self.alpha = sum(swapped) / rows
+        self.whole_chunk = len(chunks) == 1
+        first_resident = job.layers - memo.resident_layers
+        self.resident = sum(1 for number in self.numbers if number > first_resident)
+        self.swapping = self.count - self.resident
+
+    @property
+    def buffer(self) -> int:
+        """A swapped layer's bytes, on their way out or back."""
+        return self.sizes.always + round(self.alpha * self.sizes.others)
+
+    @property
+    def of_resident(self) -> int:
+        # A chunk's rows of the attention output are copied out of it and saved.
+        copied = 0 if self.whole_chunk else self.sizes.query
+        return self.sizes.always + self.sizes.others + copied
+
+    def host_bytes(self) -> int:
+        return round(self.in_flight * self.swapping) * self.buffer
+
+    def gather_buffer(self) -> int:
+        return round(super().gather_buffer() * self.largest)
+
+    def table_rows(self) -> int:
+        # A chunk's rows lie apart where ranks share the tokens; all layers share the copies.
+        apart = self.job.sequence_parallel and not self.whole_chunk and self.job.rope
+        return self.job.sequence // self.job.cp * self.job.head_dim * FP32 if apart else 0
+
+    def waiting(self) -> int:
+        # A schedule keeps what a stage received until its backward.
+        return 0 if self.first else round(self.in_flight) * self.sizes.hidden
+
+    def _in_flight_forward(self) -> int:
+        """Layers whose tensors are still on the device, the one at work with them."""
+        resident = min(self.resident, self.count)
+        others = min(LAYERS_IN_FLIGHT - min(resident, LAYERS_IN_FLIGHT), self.swapping)
+        return resident * self.of_resident + others * self.buffer
+
+    def moments(self) -> Iterator[Moment]:
+        sizes = self.sizes
+        waiting = self.waiting()
+        held = waiting + self._in_flight_forward()
+        # The embedding's output is referred to as long as forward runs.
+        entry = sizes.hidden if self.first else 0
+        yield Moment("last layer forward", held + entry, self._forward_work())
+        if self.last:
+            hidden = 2 * sizes.hidden  # the last layer's output; the head's gradient of it
+            yield Moment("head backward", held + hidden, head=self.head(self.loss_chunks))
+        yield from self._backward(waiting)
+
+    def _forward_work(self) -> int:
+        """Of the last chunk of a layer, or of attention."""
+        sizes, largest = self.sizes, self.largest
+        chunk = largest * (sizes.whole + 2 * sizes.hidden)
+        if self.alpha < 1:
+            chunk += largest * (sizes.inner + 2 * sizes.hidden)
+        post = sizes.hidden + round(chunk)
+        # Attention makes its output twice over, by heads and by tokens; the MLP's part of what
+        # the layer swaps isn't there yet.
+        attention = sizes.qkv + sizes.query + sizes.expanded
+        attention -= round(self.alpha * (sizes.mlp + 2 * sizes.hidden))
+        return max(post, attention)
+
+    def _backward(self, waiting: int) -> Iterator[Moment]:
+        sizes, job = self.sizes, self.job
+        gathered = sizes.whole if job.sequence_parallel else 0
+        first_chunk = sizes.hidden + round(self.largest * (gathered + sizes.inner))
+        if self.resident >= LAYERS_IN_FLIGHT:
+            coming = self.buffer if self.swapping else 0
+            kept = waiting + self.resident * self.of_resident
+            yield Moment("last layer backward", kept, first_chunk, buffers=coming)
+        elif self.resident:
+            kept = waiting + self._in_flight_forward()
+            yield Moment("last layer backward", kept, first_chunk)
+        if not self.swapping:
+            return
+        buffers = min(self.swapping, LAYERS_IN_FLIGHT) * self.buffer
+        if job.pp > 1 and not self.last and job.micro_batches > 1:
+            # The micro-batch that went forward last has not been retired yet.
+            waiting += self.buffer + sizes.hidden
+        # q, k, v put together again; gradients of them, of the output and of the residual.
+        again = 1 - self.alpha
+        attention = 2 * sizes.qkv + sizes.query + sizes.hidden + sizes.dq + 2 * sizes.expanded
+        attention += round(again * (sizes.hidden + sizes.tables))
+        yield Moment("attention backward", waiting, attention, buffers=buffers)
+        work = sizes.whole + sizes.inner
+        if again:
+            work += sizes.mlp + 3 * sizes.hidden
+        post = 2 * sizes.hidden + sizes.query + round(self.largest * work)
+        yield Moment("MLP backward", waiting, post, buffers=buffers)

@@ -1,0 +1,52 @@
+"""The quickstart's model: the device memory that the estimate says is what training takes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_memo.estimate.flags import read_run
+from megatron_memo.estimate.profiled import profiled_peak
+
+ROOT = Path(__file__).resolve().parents[2]
+# As the quickstart's, but for a shorter context and data that need no preparation.
+SHORTER = "--seq-length 2048 --mock-data --train-iters 2 --eval-iters 0 --lr-warmup-iters 0"
+MEMO = "--memo-swap-ratio 0.5 --memo-resident-layers 0 --memo-chunks 4"
+
+
+def test_peak_device_bytes_are_within_2_percent_of_measured(tmp_path):
+    lines = (ROOT / "configs" / "quickstart.args").read_text().splitlines()
+    words = " ".join(line.partition("#")[0] for line in lines).split()
+    words += [*SHORTER.split(), *MEMO.split()]
+    report = tmp_path / "report.json"
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", str(ROOT / "pretrain_gpt_memo.py"), *words),
+            *("--memo-report", str(report), "--memo-measure-memory", "2"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    measured = json.loads(report.read_text())
+    peak = profiled_peak(
+        words,
+        read_run(words, 2).job,
+        stage=0,
+        device="cpu",
+        device_bytes=4 << 30,
+        tell=lambda _words: None,
+    )
+    # The report's peak is above what the rank holds between iterations.
+    estimated = peak.parts.total - peak.held
+    assert estimated == pytest.approx(measured["peak_activation_bytes"], rel=0.02)
+    assert peak.host_bytes == measured["swap"]["host_bytes"] > 0
+    assert peak.parts.weights == peak.parts.gradients > 0  # fp32
+    assert peak.parts.optimizer >= 2 * peak.parts.weights
+    assert measured["job"]["layers"] == 5 and measured["recompute"] is None
