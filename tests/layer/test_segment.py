@@ -178,3 +178,33 @@ def test_calls_are_made_when_a_gradient_arrives_and_when_it_is_complete():
     assert order == []
     y.sum().backward()
     assert order == ["arrived", "complete"]
+
+
+def test_compiled_pieces_are_swapped_and_recomputed_like_any_other(monkeypatch):
+    """As Megatron's fused functions are where there is a GPU. The CPU platform turns compiling off,
+    so it is turned on here; the backend needs no C++ compiler."""
+    import torch._dynamo as dynamo
+
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    with dynamo.config.patch(disable=False):
+        dynamo.utils.counters.clear()
+        compiled = dynamo.optimize("aot_eager")(
+            lambda t, factor: torch.nn.functional.gelu(t + 1) * factor
+        )
+
+        class Compiled(TwoLinears):
+            def forward(self, x):
+                hidden, bias = self.fc1(x)
+                out, out_bias = self.fc2(compiled(hidden + bias, bias))
+                return (x + out + out_bias,)
+
+        module, x = Compiled(), torch.randn(5, 8, requires_grad=True)
+        expected = gradients(module, x, module(x)[0])
+        for fate in (Fate.SWAP, Fate.RECOMPUTE):
+            engine = SwapEngine(HostThreadBackend(), poison=True)
+            context = engine.begin_layer(first=True, swaps=True, device=x.device).own
+            (out,) = segment_of(module, x, fate, context).run(x)
+            context.flush()
+            context.retire()
+            assert all(map(torch.equal, gradients(module, x, out), expected)), fate
+        assert dynamo.utils.counters["stats"]["unique_graphs"] >= 1
