@@ -96,7 +96,7 @@ def peak_by_arithmetic(costs: Costs, strategy: Strategy) -> Peak:
     """See `estimate.memory`."""
     job = costs.job
     if isinstance(strategy, Memo):
-        return memory.memo(job, settings_of(strategy), strategy.loss)
+        return memory.memo(job, settings_of(strategy), strategy.loss, depth=strategy.depth)
     if isinstance(strategy, PaperMemo):
         return memory.paper_memo(job)
     if isinstance(strategy, FullRecompute):

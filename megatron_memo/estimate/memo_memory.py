@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_memo.config import MemoConfig
+from megatron_memo.estimate.in_flight import InFlight
 from megatron_memo.estimate.job import Job
 from megatron_memo.estimate.stage_memory import Moment, Stage
 from megatron_memo.estimate.tensors import FP32
@@ -23,6 +24,7 @@ class MemoStage(Stage):
         rows = job.sequence // job.cp // shared
         chunks = plan_chunks(memo, rows, shared, keep=False)
         self.largest = max(chunk.stop - chunk.start for chunk in chunks) / rows
+        self.chunks = [((chunk.stop - chunk.start) / rows, chunk.fate) for chunk in chunks]
         swapped = [c.stop - c.start for c in chunks if c.fate is Fate.SWAP]
         self.alpha = sum(swapped) / rows
         self.whole_chunk = len(chunks) == 1
@@ -74,43 +76,106 @@ class MemoStage(Stage):
             yield Moment("head backward", held + hidden, head=self.head(self.loss_chunks))
         yield from self._backward(waiting)
 
-    def _forward_work(self) -> int:
-        """Of the last chunk of a layer, or of attention."""
+    def _post_work(self) -> int:
+        """Of the last chunk of a layer, and the layer's output."""
         sizes, largest = self.sizes, self.largest
         chunk = largest * (sizes.whole + 2 * sizes.hidden)
         if self.alpha < 1:
             chunk += largest * (sizes.inner + 2 * sizes.hidden)
-        post = sizes.hidden + round(chunk)
+        return sizes.hidden + round(chunk)
+
+    def _forward_work(self) -> int:
+        """Of the last chunk of a layer, or of attention."""
+        sizes = self.sizes
         # Attention makes its output twice over, by heads and by tokens; the MLP's part of what
         # the layer swaps isn't there yet.
         attention = sizes.qkv + sizes.query + sizes.expanded
         attention -= round(self.alpha * (sizes.mlp + 2 * sizes.hidden))
-        return max(post, attention)
+        return max(self._post_work(), attention)
 
     def _backward(self, waiting: int) -> Iterator[Moment]:
-        sizes, job = self.sizes, self.job
-        gathered = sizes.whole if job.sequence_parallel else 0
-        first_chunk = sizes.hidden + round(self.largest * (gathered + sizes.inner))
+        job = self.job
         if self.resident >= LAYERS_IN_FLIGHT:
             coming = self.buffer if self.swapping else 0
             kept = waiting + self.resident * self.of_resident
-            yield Moment("last layer backward", kept, first_chunk, buffers=coming)
+            yield Moment("last layer backward", kept, self._first_chunk(), buffers=coming)
         elif self.resident:
             kept = waiting + self._in_flight_forward()
-            yield Moment("last layer backward", kept, first_chunk)
+            yield Moment("last layer backward", kept, self._first_chunk())
         if not self.swapping:
             return
         buffers = min(self.swapping, LAYERS_IN_FLIGHT) * self.buffer
         if job.pp > 1 and not self.last and job.micro_batches > 1:
             # The micro-batch that went forward last has not been retired yet.
-            waiting += self.buffer + sizes.hidden
-        # q, k, v put together again; gradients of them, of the output and of the residual.
-        again = 1 - self.alpha
-        attention = 2 * sizes.qkv + sizes.query + sizes.hidden + sizes.dq + 2 * sizes.expanded
-        attention += round(again * (sizes.hidden + sizes.tables))
-        yield Moment("attention backward", waiting, attention, buffers=buffers)
+            waiting += self.buffer + self.sizes.hidden
+        yield Moment("attention backward", waiting, self._attention_backward(), buffers=buffers)
+        yield Moment("MLP backward", waiting, self._mlp_backward(), buffers=buffers)
+
+    def _first_chunk(self) -> int:
+        """Of the chunk with which a resident layer's backward begins."""
+        sizes = self.sizes
+        gathered = sizes.whole if self.job.sequence_parallel else 0
+        return sizes.hidden + round(self.largest * (gathered + sizes.inner))
+
+    def _attention_backward(self) -> int:
+        """q, k, v put together again; gradients of them, of the output and of the residual."""
+        sizes, again = self.sizes, 1 - self.alpha
+        work = 2 * sizes.qkv + sizes.query + sizes.hidden + sizes.dq + 2 * sizes.expanded
+        return work + round(again * (sizes.hidden + sizes.tables))
+
+    def _mlp_backward(self) -> int:
+        sizes = self.sizes
         work = sizes.whole + sizes.inner
-        if again:
+        if self.alpha < 1:
             work += sizes.mlp + 3 * sizes.hidden
-        post = 2 * sizes.hidden + sizes.query + round(self.largest * work)
-        yield Moment("MLP backward", waiting, post, buffers=buffers)
+        return 2 * sizes.hidden + sizes.query + round(self.largest * work)
+
+
+class StepwiseStage(MemoStage):
+    """The same, where a depth in steps and not in layers bounds what is in flight."""
+
+    def __init__(
+        self, job: Job, stage: int, memo: MemoConfig, loss_chunks: int | None, depth: int
+    ) -> None:
+        super().__init__(job, stage, memo, loss_chunks)
+        self.window = InFlight(self.sizes, self.chunks, depth)
+
+    def moments(self) -> Iterator[Moment]:
+        sizes, window = self.sizes, self.window
+        waiting, entry = self.waiting(), sizes.hidden if self.first else 0
+        end, attention = window.count - 1, window.attention
+        held = waiting + self.resident * self.of_resident
+        if self.resident < self.count and not self.resident:
+            # What the layer at work holds on to until it is through.
+            own = sizes.hidden + sizes.query + sizes.statistics
+            post = held + entry + own + window.forward(end)
+            yield Moment("last layer forward", post, self._post_work())
+            attended = held + entry + own + window.forward(attention)
+            yield Moment("attention forward", attended, sizes.qkv + sizes.query + sizes.expanded)
+            held += window.backward(end)
+        else:
+            yield Moment("last layer forward", held + entry, self._post_work())
+        if self.last:
+            hidden = 2 * sizes.hidden
+            yield Moment("head backward", held + hidden, head=self.head(self.loss_chunks))
+        if self.resident:
+            kept = waiting + self.resident * self.of_resident
+            yield Moment("last layer backward", kept, self._first_chunk())
+        if self.swapping:
+            yield from self._steps_backward(waiting)
+
+    def _steps_backward(self, waiting: int) -> Iterator[Moment]:
+        job, window = self.job, self.window
+        if job.pp > 1 and not self.last and job.micro_batches > 1:
+            waiting += window.forward(window.count - 1) + self.sizes.hidden
+        for step in range(window.count):
+            buffers = window.backward(step)
+            if step == window.attention:
+                # Where any of q, k and v came back, the whole of them is among the buffers.
+                work = self._attention_backward() - (self.sizes.qkv if self.alpha else 0)
+                if self.last and not self.resident:
+                    # At the turn, forward's own rows of them are there as well.
+                    work += window.rows_at_turn()
+                yield Moment("attention backward", waiting, work, buffers=buffers)
+            elif step > window.attention:
+                yield Moment("MLP backward", waiting, self._mlp_backward(), buffers=buffers)

@@ -14,7 +14,7 @@ saves q, k, v, its output and a log-sum-exp, and adds up dq in fp32. RoPE is not
 profile.
 
 The swap engine has `memo_memory.LAYERS_IN_FLIGHT` layers on their way out, and as many on their
-way in.
+way in, or as many steps as a depth says (`in_flight`).
 
 Not known here: dropout masks, learned position embeddings, multi-token prediction. Of experts all
 tokens are taken to be routed evenly.
@@ -27,7 +27,7 @@ from dataclasses import replace
 
 from megatron_memo.config import MemoConfig
 from megatron_memo.estimate.job import Job
-from megatron_memo.estimate.memo_memory import LAYERS_IN_FLIGHT, MemoStage
+from megatron_memo.estimate.memo_memory import LAYERS_IN_FLIGHT, MemoStage, StepwiseStage
 from megatron_memo.estimate.parts import Peak
 from megatron_memo.estimate.stage_memory import Moment, Stage
 from megatron_memo.estimate.tensors import FP32
@@ -141,7 +141,12 @@ def fine_grained(job: Job, modules: Sequence[str]) -> Peak:
 
 
 def memo(
-    job: Job, config: MemoConfig, loss_chunks: int | None, *, stage: int | None = None
+    job: Job,
+    config: MemoConfig,
+    loss_chunks: int | None,
+    *,
+    depth: int | None = None,
+    stage: int | None = None,
 ) -> Peak:
     """Memo's layers.
 
@@ -149,13 +154,16 @@ def memo(
         job: what is trained.
         config: ratio, chunks, resident layers.
         loss_chunks: of the head; None for stock's.
+        depth: steps for which activations stay in flight; None for the paper's two layers.
         stage: of the pipeline; None for the one that needs most.
 
     Raises:
         ValueError: more chunks than tokens.
     """
     stages = range(job.pp) if stage is None else (stage,)
-    return _most(MemoStage(job, each, config, loss_chunks) for each in stages)
+    if depth is None:
+        return _most(MemoStage(job, each, config, loss_chunks) for each in stages)
+    return _most(StepwiseStage(job, each, config, loss_chunks, depth) for each in stages)
 
 
 def paper_memo(job: Job, *, fused_head: bool = False) -> Peak:
