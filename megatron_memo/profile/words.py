@@ -48,6 +48,7 @@ _LEFT_OUT: dict[int | str, tuple[str, ...]] = {
         "--memo-report",
         "--memo-measure-memory",
         "--distributed-backend",
+        "--train-iters",  # of a short run as well, a second iteration has to be followed by a third
     ),
     "+": ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path"),
     3: ("--rampup-batch-size",),
@@ -56,7 +57,7 @@ _PUT_IN = (
     "--fake-process-group --mock-data --dataloader-type external --num-workers 0 "
     "--eval-interval 1000000 --eval-iters 0 --log-interval 1000000"
 )
-_STEPS = ("--train-iters", "--train-samples")
+_SAMPLES = "--train-samples"
 _ENOUGH_STEPS = "1000000"
 
 
@@ -75,6 +76,6 @@ def profiled_words(words: Sequence[str]) -> list[str]:
                 parser.add_argument(flag, nargs=count)
     _, rest = parser.parse_known_args(list(words))
     given = {word.partition("=")[0] for word in rest}
-    if not given & set(_STEPS):
+    if _SAMPLES not in given:
         rest += ["--train-iters", _ENOUGH_STEPS]
     return [*rest, *_PUT_IN.split()]

@@ -26,3 +26,8 @@ def test_nothing_is_put_in_twice():
     assert [words.count(f) for f in ("--mock-data", "--num-workers", "--dataloader-type")] == [
         1
     ] * 3
+
+
+def test_a_run_of_a_few_iterations_is_profiled_as_well():
+    words = profiled_words(["--train-iters", "2", "--bf16"])
+    assert words.count("--train-iters") == 1 and "2" not in words
