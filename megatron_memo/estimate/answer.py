@@ -95,6 +95,7 @@ def problems_of(machine: Machine, peak: Peak, reserve: int) -> tuple[str, ...]:
 def peak_by_arithmetic(costs: Costs, strategy: Strategy) -> Peak:
     """See `estimate.memory`."""
     job = costs.job
+    strategy = strategy.of(job)
     if isinstance(strategy, Memo):
         return memory.memo(job, settings_of(strategy), strategy.loss, depth=strategy.depth)
     if isinstance(strategy, PaperMemo):

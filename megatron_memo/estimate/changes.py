@@ -23,6 +23,7 @@ from megatron_memo.sizes import size_words
 
 _WORTH_TIME, _WORTH_MEMORY = 0.005, 0.02  # smaller gains are not told
 _STEPS = 4  # ratios that are tried for one change
+_SHALLOW = 4  # steps in flight: little memory, and the next copies are still under way
 _TOLD = 3
 
 
@@ -147,6 +148,9 @@ def _of_memo(costs: Costs, memo: Memo, reserve: int) -> Iterator[tuple[str, Memo
         yield f"--memo-resident-layers {resident}", replace(memo, resident=resident)
         both = replace(memo, resident=resident, chunks=2 * chunks)
         yield f"--memo-resident-layers {resident} --memo-chunks {2 * chunks}", both
+    depth = memo.of(costs.job).depth
+    if depth is None or depth > _SHALLOW:
+        yield f"--memo-prefetch-depth {_SHALLOW}", replace(memo, depth=None, prefetch=_SHALLOW)
     loss = memo.loss or 1
     yield f"--memo-loss-chunks {4 * loss}", replace(memo, loss=4 * loss)
 
@@ -156,7 +160,9 @@ def _fitted(job: Job, strategy: Strategy, costs: Costs) -> Memo:
     assert isinstance(strategy, Memo)
     fitted = memo_strategy(job, settings_of(strategy), None, costs.machine.gpu.memory)
     loss = max(fitted.loss or 1, strategy.loss or 1)
-    return replace(fitted, depth=strategy.depth, loss=loss if loss > 1 else None)
+    return replace(
+        fitted, depth=strategy.depth, prefetch=strategy.prefetch, loss=loss if loss > 1 else None
+    )
 
 
 def _layouts(job: Job, memo: bool) -> Iterator[tuple[str, Job]]:

@@ -93,6 +93,7 @@ def memo_strategy(job: Job, memo: MemoConfig, loss_chunks: str | None, device_by
         chunks=memo.chunks,
         resident=memo.resident_layers,
         loss=None if head is None else head.chunks,
+        prefetch=memo.prefetch_depth,
     )
 
 

@@ -8,13 +8,14 @@ which, and what is computed again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megatron_memo.config import DEFAULT_RESIDENT_LAYERS, MemoConfig
 from megatron_memo.estimate.activations import Saved
 from megatron_memo.estimate.cost import Costs
 from megatron_memo.estimate.job import Job
 from megatron_memo.layer.chunks import Fate, plan_chunks
+from megatron_memo.layer.depth import Steps, prefetch_steps
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,10 @@ class Strategy:
     def chunked(self, job: Job) -> int | None:
         """Token chunks that have phases of their own; None for a layer in one piece."""
         return None
+
+    def of(self, job: Job) -> Strategy:
+        """The same with every choice made that depends on the job."""
+        return self
 
     def plan(self, costs: Costs, layer: int) -> LayerPlan:
         """What a layer, from 1, does."""
@@ -176,12 +181,14 @@ class Memo(Strategy):
         chunks: token chunks of a layer; None for the layer's own choice.
         resident: last layers of the model that keep everything.
         loss: token chunks of the loss head; None for stock's.
+        prefetch: what decides `depth`, as --memo-prefetch-depth does; None leaves it as it is.
     """
 
     ratio: float = 1.0
     chunks: int | None = None
     resident: int = DEFAULT_RESIDENT_LAYERS
     loss: int | None = None
+    prefetch: int | str | None = None
 
     def __post_init__(self) -> None:
         self._config()
@@ -207,6 +214,14 @@ class Memo(Strategy):
 
     def chunked(self, job: Job) -> int | None:
         return len(self._chunks(job, keep=False))
+
+    def of(self, job: Job) -> Memo:
+        if self.prefetch is None:
+            return self
+        steps = Steps(len(self._chunks(job, keep=False)))
+        memo = replace(self._config(), prefetch_depth=self.prefetch)
+        depth = prefetch_steps(memo, steps, job.sequence // job.cp)
+        return replace(self, depth=depth, prefetch=None)
 
     def plan(self, costs: Costs, layer: int) -> LayerPlan:
         job = costs.job

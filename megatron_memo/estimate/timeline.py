@@ -44,6 +44,7 @@ def simulate(
         ValueError: the sequences are of another number of stages or of token chunks.
     """
     job = costs.job
+    strategy = strategy.of(job)
     chunks = strategy.chunked(job)
     if sequences is None:
         sequences = [schedule.passes(job, stage, chunks) for stage in range(job.pp)]

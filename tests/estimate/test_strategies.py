@@ -51,3 +51,16 @@ def test_resident_layers_and_stock_move_nothing(costs):
         assert PaperMemo(0.5).plan(costs, layer).groups == ()
     assert Memo(0.5).plan(costs, 30).groups
     assert Stock().plan(costs, 1).groups == FullRecompute().plan(costs, 1).groups == ()
+
+
+def test_a_prefetch_depth_is_that_of_the_layer_which_has_so_many_chunks(costs):
+    job = costs.job
+    assert Memo(1.0).of(job).depth is None
+    assert Memo(1.0, prefetch="layers").of(job).depth is None
+    assert Memo(1.0, chunks=8, prefetch=3).of(job).depth == 3
+    assert Memo(1.0, chunks=8, prefetch=1000).of(job).depth == 2 * 17
+    # `auto` keeps 2^18 tokens' worth of a layer's steps in flight.
+    for chunks in (8, 16):
+        one = Memo(1.0, chunks=chunks, prefetch="auto").of(job)
+        assert one.depth == (2 * chunks + 1) * 2**18 // job.sequence
+    assert Memo(1.0, prefetch="auto").of(job).of(job).prefetch is None
