@@ -14,8 +14,9 @@ import torch
 from megatron_memo import platform
 from megatron_memo.arguments import ratio_is_auto
 from megatron_memo.config import MemoConfig
+from megatron_memo.layer.depth import Steps, prefetch_steps
 from megatron_memo.layer.in_flight import most_held
-from megatron_memo.plan.ratio import LAYERS, NoRoom, Problem, solve
+from megatron_memo.plan.ratio import Depth, NoRoom, Problem, solve
 from megatron_memo.plan.ratio.cost import Decision, cost
 from megatron_memo.plan.ratio.schedule import both_share, passes
 from megatron_memo.swap.host_budget import AUTO, host_budget, host_need
@@ -115,8 +116,14 @@ def problem(args: argparse.Namespace, memo: MemoConfig, measured: Measured, host
         both_share=both_share(swapping, in_flight),
         other_seconds=measured.other_seconds,
         device=measured.device,
-        depths=(LAYERS,),
+        depths=(_depth(args, memo, measured.chunks),),
     )
+
+
+def _depth(args: argparse.Namespace, memo: MemoConfig, chunks: int) -> Depth:
+    """How much the layers have in flight, as `--memo-prefetch-depth` says."""
+    steps = Steps(chunks)
+    return Depth(prefetch_steps(memo, steps, args.seq_length // args.context_parallel_size))
 
 
 def ratio_without_run(args: argparse.Namespace) -> float:
