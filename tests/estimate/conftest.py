@@ -1,10 +1,14 @@
 """The jobs that many tests ask about."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from megatron_memo.estimate.job import Job
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # The paper's 7B model at 1M tokens on one node.
 SEVEN_B = Job(
@@ -31,3 +35,12 @@ def seven_b():
 def small():
     """Eight layers at 32K tokens on two ranks, quick to simulate."""
     return replace(SEVEN_B, layers=8, sequence=1 << 15, tp=2)
+
+
+@pytest.fixture
+def quickstart():
+    """Megatron's flags of the quickstart's model."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from lib.config import read_config
+
+    return read_config(ROOT / "configs" / "quickstart.yaml").flags()

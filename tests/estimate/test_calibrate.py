@@ -110,13 +110,6 @@ def test_a_calibration_is_of_one_gpu_and_one_models_widths(small):
 # ---- the quickstart's model on CPU cores
 
 
-@pytest.fixture
-def quickstart():
-    path = Path(__file__).parents[2] / "configs" / "quickstart.args"
-    lines = (line.partition("#")[0] for line in path.read_text().splitlines())
-    return " ".join(lines).split()
-
-
 def report_of(path, job, **change):
     steps = [{"iteration": n, "seconds": 5.0 + n, "metered": n == 4} for n in (1, 2, 3, 4)]
     known = {"job": job, "memo": None, "recompute": None, "swap": None, "device": "cpu"}
