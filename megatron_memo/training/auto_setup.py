@@ -123,7 +123,7 @@ def problem(args: argparse.Namespace, memo: MemoConfig, measured: Measured, host
 def _depth(args: argparse.Namespace, memo: MemoConfig, chunks: int) -> Depth:
     """How much the layers have in flight, as `--memo-prefetch-depth` says."""
     steps = Steps(chunks)
-    return Depth(prefetch_steps(memo, steps, args.seq_length // args.context_parallel_size))
+    return Depth(prefetch_steps(memo, steps, args.seq_length // (args.context_parallel_size or 1)))
 
 
 def ratio_without_run(args: argparse.Namespace) -> float:

@@ -150,7 +150,8 @@ class Layer(MemoTransformerLayer):
         nn.Module.__init__(self)
         self.memo = MemoConfig(PROVISIONAL_RATIO, chunks=4, resident_layers=resident)
         self.layer_number = number
-        self.config = SimpleNamespace(num_layers=2)
+        self.is_mtp_layer = False
+        self.config = SimpleNamespace(num_layers=2, mtp_num_layers=None)
         self.rows_seen = (100, 1)
 
 
@@ -393,6 +394,8 @@ def setup(monkeypatch, tmp_path):
             memo_swap_ratio="auto",
             memo_measurements=None,
             pipeline_model_parallel_size=1,
+            context_parallel_size=1,
+            seq_length=4096,
             train_iters=10,
             world_size=2,
             rank=0,
