@@ -16,7 +16,7 @@ def refused(start, tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused")
     done = start(
         *(2, LAUNCHER, *tiny, "--train-iters", "2", "--memo-swap-ratio", "0.5"),
-        *("--context-parallel-size", "2", "--recompute-activations"),
+        *("--cpu-offloading-num-layers", "1", "--use-torch-fsdp2"),
         *("--save", str(folder / "save"), "--save-interval", "1"),
         *("--tensorboard-dir", str(folder / "board"), "--memo-report", str(folder / "r.json")),
     )
@@ -39,9 +39,9 @@ def alone(monkeypatch):
 def test_every_refused_flag_is_named_with_value_and_remedy_once(refused):
     done, _ = refused
     assert done.err.count("megatron-memo: error:") == 1
-    assert done.err.count("--context-parallel-size 2: the memo layer cannot") == 1
-    assert done.err.count("--recompute-activations: the memo layer cannot") == 1
-    assert "Use 1 with --sequence-parallel and a larger --tensor-model" in done.err
+    assert done.err.count("--cpu-offloading-num-layers 1: the memo layer cannot") == 1
+    assert done.err.count("--use-torch-fsdp2: the memo layer cannot") == 1
+    assert "Use --use-distributed-optimizer instead." in done.err
 
 
 def test_rank_ends_with_status_2_and_no_traceback(refused):

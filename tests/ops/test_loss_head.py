@@ -117,7 +117,7 @@ def test_logits_of_further_tokens_never_exist_whole(answers):
         for tied in (False, True):
             stock, _, several = (row for row in rank if row["tied"] is tied)
             logits = 4 * 8192 * TOKENS * BATCH  # fp32, a rank's share of the vocabulary and tokens
-            assert several["peak"] < stock["peak"] - 2 * logits
+            assert several["peak"] < stock["peak"] - 1.5 * logits
 
 
 def test_hooks_of_every_parameter_run_once_a_pass(answers):
