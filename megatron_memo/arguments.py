@@ -137,9 +137,10 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         "--memo-loss-chunks",
         metavar="auto|N",
         help="Compute the loss in N pieces of a sequence, so that the logits of the whole never "
-        "exist; backward computes each piece's logits again. 'auto', the default, does so where "
-        "they would take more than a tenth of the device's memory (of --memo-device-budget, if "
-        "that is given).",
+        "exist; backward computes each piece's logits again. Words are looked up in as many "
+        "pieces, so that backward never gathers a whole sequence's gradient. 'auto', the default, "
+        "does both where logits would take more than a tenth of the device's memory (of "
+        "--memo-device-budget, if that is given).",
     )
     group.add_argument(
         "--memo-plan",

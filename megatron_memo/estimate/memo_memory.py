@@ -64,6 +64,17 @@ class MemoStage(Stage):
         others = min(LAYERS_IN_FLIGHT - min(resident, LAYERS_IN_FLIGHT), self.swapping)
         return resident * self.of_resident + others * self.buffer
 
+    def embedding(self, waiting: int) -> Iterator[Moment]:
+        if self.loss_chunks in (None, 1):
+            yield from super().embedding(waiting)
+            return
+        # It works in the head's chunks, beside the values or the gradient of this rank's tokens.
+        sizes, chunks = self.sizes, self.loss_chunks
+        yield Moment("embedding backward", waiting, sizes.hidden + 2 * sizes.whole // chunks)
+        # Megatron clones the values afterwards.
+        part = max(sizes.hidden, (sizes.whole + sizes.hidden) // chunks)
+        yield Moment("embedding forward", waiting, sizes.hidden + part)
+
     def moments(self) -> Iterator[Moment]:
         sizes = self.sizes
         waiting = self.waiting()

@@ -82,19 +82,23 @@ class Stage:
 
     def _all_moments(self) -> Iterator[Moment]:
         yield from self.moments()
-        sizes, job = self.sizes, self.job
+        job = self.job
         if self.first:
-            waiting = self.waiting()
-            if job.sequence_parallel:
-                yield Moment("embedding backward", waiting, 2 * sizes.whole)
-                yield Moment("embedding forward", waiting, sizes.whole + sizes.hidden)
-            else:
-                yield Moment("embedding backward", waiting, 2 * sizes.hidden)
+            yield from self.embedding(self.waiting())
         # Torch's Adam works in two temporaries of the largest weight.
         largest = max(job.vocabulary if self.first or self.last else 0, job.ffn)
         share = job.dp * job.cp if job.distributed_optimizer else 1
         update = 2 * largest * job.hidden // job.tp * FP32 // share
         yield Moment("update", 0, optimizer=update)
+
+    def embedding(self, waiting: int) -> Iterator[Moment]:
+        """Candidates for the peak in the word embedding's passes."""
+        sizes = self.sizes
+        if self.job.sequence_parallel:
+            yield Moment("embedding backward", waiting, 2 * sizes.whole)
+            yield Moment("embedding forward", waiting, sizes.whole + sizes.hidden)
+        else:
+            yield Moment("embedding backward", waiting, 2 * sizes.hidden)
 
     # ---- for subclasses
 

@@ -27,6 +27,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.training import update_seqlen_stats_from_cu_seqlens
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
+from megatron_memo.training.embedding import embedding_by
 from megatron_memo.training.loss_head import device_memory, head_of
 from megatron_memo.training.modelopt import distillation_loss
 from megatron_memo.training.mtp_head import predictions_by
@@ -204,7 +205,7 @@ def forward_step(
         else:
             head = head_of(args, device_memory(args))
             chunked = {} if head is None else {"output_processor": head}
-            with predictions_by(head):
+            with predictions_by(head), embedding_by(head, model):
                 output = model(*inputs, **targets, packed_seq_params=packed, **chunked)
     return output, functools.partial(loss_func, batch["loss_mask"], model=model)
 

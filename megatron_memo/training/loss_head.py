@@ -42,6 +42,11 @@ class LossHead:
 
     chunks: int
 
+    def describe(self) -> str:
+        """For the log; the word embedding follows the head (see training.embedding)."""
+        embedding = ", embedding too" if self.chunks > 1 else ""
+        return f"loss in {self.chunks} token chunks{embedding}"
+
     def __call__(
         self,
         *,

@@ -129,7 +129,7 @@ def _pretrain(
     if memo is not None:
         ranks = args.tensor_model_parallel_size if args.sequence_parallel else 1
         head = head_of(args, device_memory(args))
-        loss = "" if head is None else f"; loss in {head.chunks} token chunks"
+        loss = "" if head is None else f"; {head.describe()}"
         until = "" if auto is None else "until the best swap ratio is known, "
         experts = f"; experts: {memo.moe_experts.value}" if args.num_experts else ""
         layers = args.num_layers + (args.mtp_num_layers or 0)

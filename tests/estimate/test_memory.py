@@ -10,6 +10,7 @@ from megatron_memo.config import MemoConfig
 from megatron_memo.estimate import memory
 from megatron_memo.estimate.hardware import GIB
 from megatron_memo.estimate.job import Job
+from megatron_memo.estimate.memo_memory import MemoStage
 from megatron_memo.estimate.tensors import Sizes
 from megatron_memo.training.loss_head import loss_head
 
@@ -114,3 +115,18 @@ def test_host_memory_is_that_of_every_layer_that_swaps(seven_b):
     assert peak.host_bytes == 30 * sizes.always
     peak = memory.memo(seven_b, MemoConfig(1.0, 8, 0), 30)
     assert peak.host_bytes == 32 * (sizes.always + sizes.others)
+
+
+def test_the_embedding_works_in_the_loss_heads_chunks(seven_b):
+    """Of a sequence that eight ranks share: gathered and copied whole, or a chunk of it beside a
+    rank's own tokens, whose values Megatron clones."""
+
+    def most(chunks):
+        stage = MemoStage(seven_b, 0, MemoConfig(0.5, 8, 0), chunks)
+        return max(moment.total for moment in stage.embedding(0))
+
+    sizes = Sizes.of(seven_b, 1)
+    assert sizes.whole == 8 * sizes.hidden
+    assert most(None) == most(1) == 2 * sizes.whole
+    assert most(4) == sizes.hidden + 2 * sizes.whole // 4
+    assert most(30) == 2 * sizes.hidden

@@ -28,16 +28,18 @@ def test_in_one_chunk_training_is_bitwise_that_with_whole_logits(train, whole):
     assert chunked.losses == whole.losses
     assert chunked.logged == whole.logged
     assert chunked.validation == whole.validation
-    assert "loss in 1 token chunks" in chunked.out and "loss in" not in whole.out
+    assert "loss in 1 token chunks\n" in chunked.out and "loss in" not in whole.out
 
 
 def test_in_several_chunks_only_roundings_differ(train, whole, rounding):
-    """fp32: the head's weight gradient alone is another sum, over 5 chunks of a rank's 128 rows.
+    """fp32: the gradient of one weight, the head's and the embedding's, is another sum, over 5
+    chunks of a rank's 128 rows.
 
     As for the layer's chunks (test_memo_run), a sum over 256 tokens in another order errs by at
     most the square root of their number times fp32's unit roundoff of itself.
     """
     several = train(2, "llama", *FLAGS, "--memo-loss-chunks", "5")
+    assert "loss in 5 token chunks, embedding too" in several.out
     assert several.losses[1] == whole.losses[1]
     rounding(several.losses, whole.losses, 256**0.5 * 2**-24)
 

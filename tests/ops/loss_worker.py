@@ -26,6 +26,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from megatron_memo.layer.spec import MemoBlockSubmodules, memo_spec, mtp_spec
 from megatron_memo.ops.norm import norm
 from megatron_memo.profile.storage import StorageMeter
+from megatron_memo.training.embedding import embedding_by
 from megatron_memo.training.loss_head import LossHead
 from megatron_memo.training.mtp_head import predictions_by
 
@@ -71,9 +72,9 @@ def batch(sequence):
     return dict(input_ids=tokens, position_ids=positions, attention_mask=None), labels, weights
 
 
-def run(model, chunks, tokens=VOCABULARY):
+def run(model, chunks, tokens=VOCABULARY, words=None):
     """Losses, gradients by name, and how often each parameter's hook ran; chunks None: stock.
-    Labels are below `tokens`."""
+    Labels are below `tokens`. The embedding works in `words` chunks; None: stock's."""
     sequence = LOCAL_TOKENS * dist.get_world_size()
     inputs, labels, weights = batch(sequence)
     labels %= tokens
@@ -88,7 +89,8 @@ def run(model, chunks, tokens=VOCABULARY):
         handles.append(parameter.register_post_accumulate_grad_hook(count))
     head = None if chunks is None else LossHead(chunks)
     mask = weights.ne(0).float()
-    with predictions_by(head):
+    looked_up_by = None if words is None else LossHead(words)
+    with predictions_by(head), embedding_by(looked_up_by, model):
         losses = model(**inputs, labels=labels, loss_mask=mask, output_processor=head)
     losses.backward(weights)
     for handle in handles:
