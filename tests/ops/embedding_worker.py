@@ -177,6 +177,17 @@ def peaks():
     return dict(local=gradient.nbytes, found=found)
 
 
+def one_word():
+    """A bf16 gradient of ones for a text of one word, a token a chunk."""
+    local = 512
+    built = model("bf16")
+    tokens, positions = ids(local * dist.get_world_size(), 1)
+    gradient = torch.ones(local, 1, loss_worker.harness.HIDDEN).to(DTYPES["bf16"])
+    _, grads, _ = run(built, local, (torch.zeros_like(tokens), positions), gradient)
+    (found,) = grads.values()
+    return dict(first=found[0].unique().tolist(), rest=bool(found[1:].any()))
+
+
 def without_gradients():
     """An embedding that is not trained, and a pass without gradients."""
     built = model("bf16")
@@ -196,7 +207,7 @@ def main(out):
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
     answers = {}
-    for scenario in (modules, models, peaks, without_gradients):
+    for scenario in (modules, models, peaks, one_word, without_gradients):
         gathered = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, scenario())
         answers[scenario.__name__] = gathered

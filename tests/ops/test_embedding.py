@@ -68,6 +68,13 @@ def test_a_words_gradient_is_rounded_as_often_as_it_is_added_to(modules):
     assert all(r["within"] for r in modules)
 
 
+def test_chunks_of_a_16_bit_gradient_are_added_in_fp32(answers):
+    """In bf16 a sum of ones ends at 256, and one of twos at 512."""
+    first, *others = answers["one_word"]
+    assert first == {"first": [512 * answers["ranks"]], "rest": False}
+    assert all(rank == {"first": [0], "rest": False} for rank in others)
+
+
 def test_the_comparison_sees_a_difference(modules, models):
     """A gradient a tenth off is beyond the bound; and sums in another order are other bits."""
     assert not any(r["beyond"] for r in modules)
