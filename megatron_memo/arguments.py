@@ -49,7 +49,7 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
     group = parser.add_argument_group(
         title="memo",
         description="Long contexts in less device memory: token-wise swap and recompute of "
-        "activations. One flag is enough: --memo-swap-ratio 0.5.",
+        "activations. One flag is enough: --memo-swap-ratio auto.",
     )
     group.add_argument(
         "--memo-swap-ratio",
@@ -114,7 +114,8 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         metavar="DIR",
         help="Folder on a fast local disk. Moved activations that the host budget cannot hold are "
         "written there and read back in time, in files that have no name and vanish with the "
-        "process. Numbers do not change.",
+        "process. Numbers do not change. --memo-swap-ratio auto chooses for host memory alone and "
+        "does not count on the disk.",
     )
     group.add_argument(
         "--memo-nvme-budget",

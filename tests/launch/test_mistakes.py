@@ -64,5 +64,5 @@ def test_help_shows_the_memo_group_in_sentences(alone, capsys):
     assert alone("--help") == 0
     out = capsys.readouterr().out
     group = out[out.index("\nmemo:\n") :]
-    assert "One flag is enough: --memo-swap-ratio 0.5." in group
+    assert "One flag is enough: --memo-swap-ratio auto." in group
     assert "--memo-resident-layers N" in group
