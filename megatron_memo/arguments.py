@@ -98,7 +98,7 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         "they come back: N steps, of which a layer has two for each chunk and one for attention. "
         "A small N needs the least memory; a large one leaves copies more time. 'auto', the "
         "default, is one layer's steps, so that attention's time can hide all copies, and fewer "
-        "above 262144 tokens; 'layers' is two whole layers, as in the MEMO paper.",
+        "above 1048576 tokens; 'layers' is two whole layers, as in the MEMO paper.",
     )
     group.add_argument(
         "--memo-moe-experts",

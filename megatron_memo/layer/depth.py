@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from megatron_memo.config import MemoConfig
 
 LAYERS = 2  # what is in flight of more layers than this helps nobody: the paper's two buffers
-WINDOW_TOKENS = 1 << 18  # `auto` has so many tokens' worth of one layer in flight
+WINDOW_TOKENS = 1 << 20  # `auto` has so many tokens' worth of one layer in flight
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,11 @@ def prefetch_steps(memo: MemoConfig, steps: Steps, tokens: int) -> int | None:
     In numbers, for a 7B model whose full swap begins to be free at 192K tokens (MEMO's figure; half
     of s^2 in attention, backward 2.49 times forward): copies of s million tokens' layer take
     0.264 s, its matrix products 0.053 s, its attention 1.126 s^2 in one unit of time. One layer in
-    flight hides all from 192K on; four steps of eight chunks would leave more than half of the
-    copies standing there. At 1M, a quarter of a layer in flight leaves 6% of the step, of swapping
-    everything, and takes 12 GiB less than a whole layer.
+    flight hides all from 192K on. By the simulated iteration (estimate.timeline, everything
+    swapped, eight chunks, 17 steps a layer) eight steps lengthen the step by 22% at 192K tokens,
+    5% at 1M, 2.5% at 2M; four by 28%, 6.4%, 3.3%, and by 1.7% at 4M. So beyond WINDOW_TOKENS `auto`
+    costs some 2%. Where memory is short before, four steps at 1M take 12 GiB less than 17, without
+    resident layers.
 
     Args:
         memo: the policy and its number.

@@ -1,5 +1,7 @@
 """What a strategy says of a layer: what leaves, what it comes back for, what runs again."""
 
+from dataclasses import replace
+
 import pytest
 
 from megatron_memo.estimate.cost import Costs
@@ -59,8 +61,9 @@ def test_a_prefetch_depth_is_that_of_the_layer_which_has_so_many_chunks(costs):
     assert Memo(1.0, prefetch="layers").of(job).depth is None
     assert Memo(1.0, chunks=8, prefetch=3).of(job).depth == 3
     assert Memo(1.0, chunks=8, prefetch=1000).of(job).depth == 2 * 17
-    # `auto` keeps 2^18 tokens' worth of a layer's steps in flight.
+    # `auto` keeps 2^20 tokens' worth of a layer's steps in flight.
+    job = replace(job, sequence=4 * 2**20)
     for chunks in (8, 16):
         one = Memo(1.0, chunks=chunks, prefetch="auto").of(job)
-        assert one.depth == (2 * chunks + 1) * 2**18 // job.sequence
+        assert one.depth == (2 * chunks + 1) // 4
     assert Memo(1.0, prefetch="auto").of(job).of(job).prefetch is None
