@@ -48,6 +48,8 @@ def test_one_chunk_is_bitwise_stock_with_micro_batches_in_flight(
     assert memo.losses == expected.losses
     assert memo.logged == expected.logged
     assert memo.validation == expected.validation
-    needed = re.search(r"host memory: (\S+ \S+) needed on a rank", memo.out)
-    # What was told before the start, to four digits, and what rank 0, the first stage, held.
-    assert memo.report["swap"]["host_bytes"] == pytest.approx(parse_size(needed[1]), rel=1e-3)
+    told = re.search(r"host memory: (\S+ \S+) needed .* of pipeline stage (\d)", memo.out)
+    # What was told before the start, to four digits, of the fullest stage; rank 0 is the first.
+    needed, held = parse_size(told[1]), memo.report["swap"]["host_bytes"]
+    assert 0 < held <= 1.001 * needed
+    assert told[2] != "0" or held == pytest.approx(needed, rel=1e-3)
