@@ -5,7 +5,6 @@
 
 One rank a pipeline stage (the first of its tensor-parallel group), each in a process of its own,
 start of Python included. Reported are wall and CPU seconds and the process's peak of memory.
-Policies are the paper's: two layers on their way (`--memo-prefetch-depth layers`), its ratio.
 Bytes are GiB of one rank: `peak` of the iteration's own requests, above `held` (parameters,
 gradients, optimizer). `ratio` is that of MEMO's own program with 2 TiB of host memory for eight
 GPUs (`models.paper_ratio`); 0 where even that would not be enough.
@@ -72,7 +71,6 @@ def measure(name: str, pp: int, rank: int, keep: Path | None) -> dict[str, objec
                 *(sys.executable, "-c", _MEASURED, sys.executable, "-m", "megatron_memo.cli"),
                 *("profile", "--rank", str(rank), "-o", str(folder), "--"),
                 *flags(name, tp=TP, pp=pp, micro_batches=pp),
-                *("--memo-prefetch-depth", "layers"),
             ],
             check=True,
             stdout=subprocess.PIPE,
