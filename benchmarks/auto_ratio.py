@@ -6,7 +6,8 @@
 
 One small Llama-style GPT. `auto` is training's own `AutoRatio`: it measures three steps and solves.
 Then every round times each ratio once, in turn, so that what the machine does meanwhile falls on
-all of them; each timed step follows an untimed one of the same ratio, which takes the host memory.
+all of them; each timed step follows two untimed ones of the same ratio: the first finds out how much
+host memory it takes, the second takes it in one piece.
 Unless --link is given, the link is so slow that moving everything takes --slow times a layer's
 forward, so that the best ratio lies inside. Writes a CSV to benchmarks/results/.
 """
@@ -36,6 +37,7 @@ from megatron_memo.sizes import parse_size, size_words  # noqa: E402
 
 FIXED = (0.0, 0.25, 0.5, 0.75, 1.0)
 VOCABULARY = 256
+UNTIMED = 2
 
 
 @dataclass
@@ -113,7 +115,8 @@ def measure(options: argparse.Namespace) -> tuple[list[Way], int]:
     for _ in tqdm(range(options.rounds), desc="rounds", disable=dist.get_rank() != 0):
         for way in ways:
             set_memo(swap_ratio=way.ratio)
-            step()
+            for _ in range(UNTIMED):
+                step()
             wait("cpu")
             start = time.perf_counter()
             step()

@@ -139,6 +139,7 @@ class AutoRatio:
             for module in chunk.modules()
             if isinstance(module, MemoTransformerLayer)
         ]
+        self._set(PROVISIONAL_RATIO)  # what the first two steps rely on
         known, error = None, None
         try:
             known = self._known()

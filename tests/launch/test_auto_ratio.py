@@ -261,6 +261,15 @@ def test_three_iterations_measure_and_the_fourth_has_the_ratio(one):
     assert run.saved == [([measured], 0.4)]
 
 
+def test_layers_are_measured_at_ratio_0_whatever_they_had(one):
+    run = one(solve=chosen(0.4))
+    for layer in run.layers:
+        layer.memo = dataclasses.replace(layer.memo, swap_ratio=1.0)
+    run.auto.begin([nn.ModuleList(run.layers)])
+    run.step(1)
+    assert run.ratios == [0.0]
+
+
 def test_no_more_is_swapped_for_the_measurement_than_host_memory_takes(one):
     run = one(solve=chosen(0.05), fits=lambda ratio: ratio < 0.1)
     for iteration in range(1, 5):
