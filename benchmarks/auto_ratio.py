@@ -6,8 +6,8 @@
 
 One small Llama-style GPT. `auto` is training's own `AutoRatio`: it measures three steps and solves.
 Then every round times each ratio once, in turn, so that what the machine does meanwhile falls on
-all of them; each timed step follows two untimed ones of the same ratio: the first finds out how much
-host memory it takes, the second takes it in one piece.
+all of them; each timed step follows two untimed ones of the same ratio: the first finds out how
+much host memory it takes, the second takes it in one piece.
 Unless --link is given, the link is so slow that moving everything takes --slow times a layer's
 forward, so that the best ratio lies inside. Writes a CSV to benchmarks/results/.
 """
@@ -184,6 +184,7 @@ def run_auto(model: Any, step: Callable[[], None]) -> tuple[Any, list[Any]]:
         fits=lambda _ratio: True,
         device_room=lambda _always: None,
         gather=gather,
+        release=lambda: get_engine().host.give_up_idle(),
         save=lambda _ranks, _ratio: None,
         log=lambda line: print(line) if dist.get_rank() == 0 else None,
     )

@@ -63,6 +63,12 @@ def read_run(words: Sequence[str], world_size: int) -> Run:
     job = Job.from_args(args, world_size)
     memo = memo_config_from_args(args)
     _check_composes(args, memo)
+    if memo is not None and getattr(args, "num_experts", None):
+        raise ValueError(
+            f"--num-experts {args.num_experts}: with --memo-swap-ratio, what experts move by "
+            "--memo-moe-experts is not in the estimate yet. Drop the ratio to estimate Megatron's "
+            "own ways, or a dense model of the same size."
+        )
     strategy = _strategy(args)
     flag = getattr(args, "memo_loss_chunks", None)
     return Run(tuple(words), job, strategy, memo, auto, flag)

@@ -84,6 +84,8 @@ class AutoRatio:
         fits: whether a ratio's activations have room in host memory, by the run's own bill.
         device_room: bytes for buffers, asked after the timed step; None where nobody can tell.
         gather: collective; what each rank says, in rank order.
+        release: gives host memory up that was cut for other ratios: blocks of another size leave
+            gaps in it that a tight budget has no room for.
         save: keeps all ranks' measurements and the ratio.
         log: says a line, from one rank.
     """
@@ -100,6 +102,7 @@ class AutoRatio:
         fits: Callable[[float], bool],
         device_room: Callable[[int], int | None],
         gather: Callable[[Any], list[Any]],
+        release: Callable[[], None],
         save: Callable[[Sequence[Measured | None], float], None],
         log: Callable[[str], None],
     ) -> None:
@@ -112,6 +115,7 @@ class AutoRatio:
         self._fits = fits
         self._device_room = device_room
         self._gather = gather
+        self._release = release
         self._save = save
         self._log = log
         self._step = 0
@@ -289,6 +293,7 @@ class AutoRatio:
 
     def _fix(self, ratio: float) -> None:
         self._set(ratio)
+        self._release()
         self.ratio = ratio
         for steps in self._waiting:
             steps.begin(self._chunks)

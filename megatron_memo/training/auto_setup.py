@@ -82,6 +82,7 @@ def auto_ratio(
         fits=lambda ratio: host_need(args, ratio) <= host,
         device_room=_device_room,
         gather=telling.gather,
+        release=lambda: get_engine().host.give_up_idle(),
         save=partial(_save, args, memo, log),
         log=log,
     )

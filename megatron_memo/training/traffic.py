@@ -97,7 +97,7 @@ class Traffic:
         self._layers: list[MemoTransformerLayer] = []
         self._others = 0
         self._checked = False
-        self._told: str | None = None
+        self._told: set[str] = set()
         self._steps = 0
         self._start: Stats = {}
         self._began = 0.0
@@ -173,9 +173,9 @@ class Traffic:
             flow.steps,
         )
         said = "much" if worst.exposed_share() > WORTH_SAYING else "little"
-        if said != self._told:
+        if said not in self._told:
             self._log(_line(worst, scalars, advise=said == "much"))
-        self._told = said
+        self._told.add(said)
 
 
 def _why_idle(answers: Sequence[tuple[float, int, int, int]], idle: Sequence[int]) -> str:
@@ -215,7 +215,7 @@ def _line(worst: Flow, scalars: Mapping[str, float], *, advise: bool) -> str:
             ". A lower --memo-swap-ratio moves less (auto finds the best), a larger "
             "--memo-prefetch-depth starts earlier"
         )
-    return f"{line}. (Said again only when that changes.)"
+    return f"{line}. (Said once; the writers get every interval.)"
 
 
 def _difference(now: Stats, then: Stats) -> dict[str, float | None]:

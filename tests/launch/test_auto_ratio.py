@@ -187,7 +187,9 @@ def one(monkeypatch):
 
     def build(*, known=lambda: None, solve=None, others=lambda answer: [], fits=lambda ratio: True):
         layers = [Layer(1), Layer(2)]
-        run = SimpleNamespace(layers=layers, said=[], saved=[], moved=0, seen=[], ratios=[])
+        run = SimpleNamespace(
+            layers=layers, said=[], saved=[], moved=0, seen=[], ratios=[], released=[]
+        )
 
         def choose(measured):
             run.seen.append(measured)
@@ -203,6 +205,7 @@ def one(monkeypatch):
             fits=fits,
             device_room=lambda always: None,
             gather=lambda answer: [answer, *others(answer)],
+            release=lambda: run.released.append(layers[0].memo.swap_ratio),
             save=lambda ranks, ratio: run.saved.append((list(ranks), ratio)),
             log=run.said.append,
         )
@@ -259,6 +262,7 @@ def test_three_iterations_measure_and_the_fourth_has_the_ratio(one):
     seconds = measured.other_seconds
     assert measured == dataclasses.replace(MEASURED, other_seconds=seconds)
     assert run.saved == [([measured], 0.4)]
+    assert run.released == [0.4]  # host memory that was cut for other ratios
 
 
 def test_layers_are_measured_at_ratio_0_whatever_they_had(one):
