@@ -147,20 +147,7 @@ def run_auto(model: Any, step: Callable[[], None]) -> tuple[Any, list[Any]]:
     seen: list[Any] = []
 
     def problem(measured: Any) -> Problem:
-        return Problem(
-            rows=measured.rows,
-            chunks=measured.chunks,
-            forward=measured.forward,
-            backward=measured.backward,
-            recompute=measured.recompute,
-            always=measured.always,
-            others=measured.others,
-            link=measured.link,
-            layers=measured.layers,
-            resident=0,
-            host=1 << 40,
-            other_seconds=measured.other_seconds,
-        )
+        return measured.problem(host=1 << 40)
 
     def choose(measured: Any) -> Any:
         seen.append(measured)

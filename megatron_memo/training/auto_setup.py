@@ -100,23 +100,11 @@ def problem(args: argparse.Namespace, memo: MemoConfig, measured: Measured, host
     held, swapping = most_held(args, memo.resident_layers), measured.layers - measured.resident
     in_flight = held.passes / held.layers if held.layers else 0.0
     virtual = getattr(args, "virtual_pipeline_model_parallel_size", None)
-    return Problem(
-        rows=measured.rows,
-        chunks=measured.chunks,
-        forward=measured.forward,
-        backward=measured.backward,
-        recompute=measured.recompute,
-        always=measured.always,
-        others=measured.others,
-        link=measured.link,
-        layers=measured.layers,
-        resident=measured.resident,
+    return measured.problem(
         host=int(host * _OF_HOST),
         held=held.passes,  # of the fullest stage: all take one ratio
         passes=passes(args.pipeline_model_parallel_size, measured.micro_batches, virtual),
         both_share=both_share(swapping, in_flight),
-        other_seconds=measured.other_seconds,
-        device=measured.device,
         depths=(_depth(args, memo, measured.chunks),),
     )
 

@@ -20,7 +20,7 @@ import torch
 
 from megatron_memo import platform
 from megatron_memo.plan.atomic_file import whole_file
-from megatron_memo.plan.ratio import Link, Times
+from megatron_memo.plan.ratio import Link, Problem, Times
 from megatron_memo.profile.fingerprint import differences
 
 VERSION = 1
@@ -55,6 +55,28 @@ class Measured:
     link: Link
     other_seconds: float
     device: int | None = None
+
+    def problem(self, **limits: Any) -> Problem:
+        """The program of this rank.
+
+        Args:
+            limits: `Problem`'s further arguments: what nobody measures.
+        """
+        return Problem(
+            rows=self.rows,
+            chunks=self.chunks,
+            forward=self.forward,
+            backward=self.backward,
+            recompute=self.recompute,
+            always=self.always,
+            others=self.others,
+            link=self.link,
+            layers=self.layers,
+            resident=self.resident,
+            other_seconds=self.other_seconds,
+            device=self.device,
+            **limits,
+        )
 
 
 @dataclass(frozen=True)
