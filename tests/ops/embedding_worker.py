@@ -3,16 +3,13 @@
 torchrun --nproc-per-node 2 embedding_worker.py OUT.json
 """
 
-import json
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import loss_worker  # first: it activates the platform before anything imports Megatron
 import torch
 import torch.distributed as dist
 from loss_worker import BATCH, CHUNKS, DTYPES, LOCAL_TOKENS, VOCABULARY, gpt, relative
-from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import nn
@@ -203,18 +200,6 @@ def without_gradients():
     )
 
 
-def main(out):
-    dist.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
-    answers = {}
-    for scenario in (modules, models, peaks, one_word, without_gradients):
-        gathered = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, scenario())
-        answers[scenario.__name__] = gathered
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(answers))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    scenarios = (modules, models, peaks, one_word, without_gradients)
+    loss_worker.main(sys.argv[1], scenarios)

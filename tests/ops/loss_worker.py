@@ -246,11 +246,12 @@ def evaluation():
     return dict(same=torch.equal(stock, ours), grad=ours.requires_grad)
 
 
-def main(out):
+def main(out, scenarios):
+    """Runs the scenarios; rank 0 writes what each rank answered, by scenario, to the file `out`."""
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
     answers = {}
-    for scenario in (equality, further_tokens, fused_weight_gradient, peaks, evaluation):
+    for scenario in scenarios:
         gathered = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, scenario())
         answers[scenario.__name__] = gathered
@@ -260,4 +261,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], (equality, further_tokens, fused_weight_gradient, peaks, evaluation))

@@ -3,34 +3,18 @@
 53 tokens a rank (odd: most chunks are uneven), two sequences; see embedding_worker for what runs.
 """
 
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.timeout(900)  # the first test of each layout runs the worker
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 TOKENS, BATCH = 53, 2
 
 
 @pytest.fixture(scope="module", params=(1, 2), ids=lambda ranks: f"tp{ranks}")
-def answers(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp("embedding") / "out.json"
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(request.param),
-        "--standalone", str(HERE / "embedding_worker.py"), str(out),
-    ]  # fmt: skip
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
-    return {"ranks": request.param, **json.loads(out.read_text())}
+def answers(request, answers_of):
+    return answers_of("embedding_worker", request.param)
 
 
 @pytest.fixture
