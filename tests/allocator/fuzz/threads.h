@@ -14,6 +14,9 @@
 
 namespace fuzz {
 
+// At least so many turns, however fast the threads ask: every second one forks.
+constexpr uint64_t kTurns = 120;
+
 // Exit status: 0 if nothing was wrong.
 inline int threads(uint64_t requests, uint64_t seed) {
   Random random(seed);
@@ -82,7 +85,7 @@ inline int threads(uint64_t requests, uint64_t seed) {
   std::vector<std::thread> workers;
   for (int i = 0; i < 3; i++) workers.emplace_back(work, random());
   uint64_t children = 0, bad_children = 0, recorded = 0;
-  for (uint64_t turn = 0; asked < requests || turn < 50; turn++) {
+  for (uint64_t turn = 0; asked < requests || turn < kTurns; turn++) {
     core.begin_iteration();
     std::this_thread::sleep_for(std::chrono::microseconds(300));
     if (turn % 5 == 1) core.end_iteration();
