@@ -228,7 +228,7 @@ def pretrain(session: Session, on_cuda: bool) -> None:
     # The fake group turns this off because it finds NaN in what it never sent. Nothing is found
     # in tensors without data, and training has it.
     args.check_for_nan_in_loss_and_grad = raw.check_for_nan_in_loss_and_grad
-    memo, modules = command_line.check_validated(args)
+    memo, modules, _ = command_line.check_validated(args)
     if memo is not None and ratio_is_auto(args):
         memo = dataclasses.replace(memo, swap_ratio=ratio_without_run(args))
     session.args, session.memo = args, memo

@@ -63,6 +63,7 @@ def auto_ratio(
     from megatron_memo.swap.engine import get_engine
     from megatron_memo.training import telling
     from megatron_memo.training.layer_times import CudaClock, HostClock, LayerWatch
+    from megatron_memo.training.link_probe import link_of_run
 
     def stats() -> dict[str, Any]:
         return get_engine().stats()
@@ -76,7 +77,7 @@ def auto_ratio(
         known=partial(_known, args, memo, host, log),
         watch=LayerWatch(HostClock() if platform.is_active() else CudaClock(), waited),
         stats=stats,
-        probe=_probe,
+        probe=link_of_run,
         solve=lambda measured: solve(problem(args, memo, measured, host)),
         predict=lambda measured, ratio: _step(problem(args, memo, measured, host), ratio),
         fits=lambda ratio: host_need(args, ratio) <= host,
@@ -262,19 +263,6 @@ def _saved_in(folder: str) -> Path:
 
 
 # ---- the machine
-
-
-def _probe() -> Any:
-    import torch.distributed as dist
-
-    from megatron_memo.swap.engine import get_engine
-    from megatron_memo.training.link_probe import measure_link
-
-    def barrier() -> None:
-        dist.barrier()
-
-    here = "cpu" if platform.is_active() else f"cuda:{torch.cuda.current_device()}"
-    return measure_link(get_engine().backend, torch.device(here), barrier)
 
 
 def _device_room(always: int) -> int | None:

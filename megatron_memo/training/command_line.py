@@ -89,8 +89,11 @@ def imply(flags: list[str], why: str) -> None:
         log(f"{why}: added {' '.join(flags)}")
 
 
-def check_validated(args: Namespace) -> tuple[MemoConfig | None, ModuleChoice]:
+def check_validated(args: Namespace) -> tuple[MemoConfig | None, ModuleChoice, str | None]:
     """Check again what ``--use-checkpoint-args`` or the tokenizer have decided meanwhile.
+
+    Returns:
+        The settings, whose norm and attention, and what the host has for moved activations.
 
     Raises:
         ValueError: see ``training.checks``.
@@ -101,12 +104,13 @@ def check_validated(args: Namespace) -> tuple[MemoConfig | None, ModuleChoice]:
 
     memo = memo_config_from_args(args)
     if args.yaml_cfg is not None:
-        return None, ModuleChoice(False)
+        return None, ModuleChoice(False), None
     modules = choose(args, memo)
     check_flags(args, memo, modules.replace)
     check_checkpoint(args)
     head_of(args, device_memory(args))
-    return with_host_memory(args, memo, log), modules
+    memo, room = with_host_memory(args, memo)
+    return memo, modules, room
 
 
 def model_config(args: Namespace, memo: MemoConfig | None, modules: ModuleChoice) -> Any:

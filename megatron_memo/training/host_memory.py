@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Callable
 
 from megatron_memo import platform
 from megatron_memo.arguments import ratio_is_auto
@@ -18,22 +17,21 @@ from megatron_memo.swap.host_budget import HostBudget, bill, check_fits, host_bu
 
 
 def with_host_memory(
-    args: Namespace, memo: MemoConfig | None, log: Callable[[str], None]
-) -> MemoConfig | None:
-    """The settings with what this rank may take of the host; one line says how much and why.
+    args: Namespace, memo: MemoConfig | None
+) -> tuple[MemoConfig | None, str | None]:
+    """The settings with what this rank may take of the host, and how much that is and why.
 
     A profile moves nothing, and is often made on another machine: it asks for nothing.
 
     Args:
         args: Megatron's, validated.
         memo: None where memo is off.
-        log: takes a line.
 
     Raises:
         ValueError: the run needs more than there is.
     """
     if memo is None or (platform.is_active() and stand_in.on_meta()):
-        return memo
+        return memo, None
     try:
         budget = host_budget(args)
     except OSError as error:
@@ -44,23 +42,23 @@ def with_host_memory(
     disk = disk_budget(args)
     unknown = not_foreseen(args)
     if unknown is not None:
-        log(
+        told = (
             f"host memory: what layers of {unknown} need is seen when they run; "
             f"{size_words(budget.bytes)} to be had ({budget.origin})"
             + (f", and {size_words(disk.bytes)} in {disk.folder}" if disk else "")
         )
-        return dataclasses.replace(memo, host=_settings(budget, disk))
+        return dataclasses.replace(memo, host=_settings(budget, disk)), told
     staging = staging_bytes(budget.bytes) if disk else 0
     check_fits(args, memo, budget, on_disk=disk.bytes - staging if disk else 0)
     need = host_need(args, memo.swap_ratio)
     least = " at least" if ratio_is_auto(args) else ""
     spill = max(need - (budget.bytes - staging), 0) if disk else 0
-    log(
+    told = (
         f"host memory: {size_words(need)}{least} needed on a rank ({bill(args, memo)}), "
         f"{size_words(budget.bytes)} to be had ({budget.origin})"
-        + (f"; {_on_disk(disk, spill)}" if disk else "")
+        + (f", {_on_disk(disk, spill)}" if disk else "")
     )
-    return dataclasses.replace(memo, host=_settings(budget, disk, need, spill))
+    return dataclasses.replace(memo, host=_settings(budget, disk, need, spill)), told
 
 
 def _settings(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from megatron_memo import platform
 from megatron_memo.plan.ratio import Link
 from megatron_memo.swap.backend import Backend, Copy
 
@@ -14,10 +15,16 @@ from megatron_memo.swap.backend import Backend, Copy
 # of MiB on; host threads copy what does not fit into a cache.
 _BYTES = {"cuda": 256 << 20, "cpu": 8 << 20}
 _SECONDS = 0.15
+# For a number in the log that nothing is decided by.
+AT_A_GLANCE, GLANCE_BYTES = 0.05, 64 << 20
 
 
 def measure_link(
-    backend: Backend, device: torch.device, barrier: Callable[[], None], seconds: float = _SECONDS
+    backend: Backend,
+    device: torch.device,
+    barrier: Callable[[], None],
+    seconds: float = _SECONDS,
+    most: int | None = None,
 ) -> Link:
     """Copies for a while: out, in, and both ways at once. Collective over all ranks.
 
@@ -26,11 +33,12 @@ def measure_link(
         device: of this rank.
         barrier: returns when every rank has come to it.
         seconds: for each of the three.
+        most: bytes of a copy, if they are fewer than what it would take by itself.
 
     Raises:
         MemoryError: no host memory for the probe.
     """
-    nbytes = _BYTES[backend.name]
+    nbytes = min(_BYTES[backend.name], most or _BYTES[backend.name])
     buffers = [backend.device_buffer(nbytes, device) for _ in range(2)]
     blocks = [backend.new_host_block(nbytes) for _ in range(2)]
     out, back = (Copy(buffer, block, 0) for buffer, block in zip(buffers, blocks, strict=True))
@@ -55,3 +63,16 @@ def measure_link(
         block.close()
     alone_out, alone_in, both = rates
     return Link(alone_out, alone_in, min(both, alone_out), min(both, alone_in))
+
+
+def link_of_run(seconds: float = _SECONDS, most: int | None = None) -> Link:
+    """`measure_link` for the swap engine of this process, among all ranks of the run."""
+    import torch.distributed as dist
+
+    from megatron_memo.swap.engine import get_engine
+
+    def barrier() -> None:
+        dist.barrier()
+
+    device = "cpu" if platform.is_active() else f"cuda:{torch.cuda.current_device()}"
+    return measure_link(get_engine().backend, torch.device(device), barrier, seconds, most)

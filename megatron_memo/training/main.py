@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -90,35 +90,44 @@ def main(argv: Sequence[str] | None = None) -> None:
         extra_args_provider=add_arguments, args_defaults=dict(ARGS_DEFAULTS)
     )
     try:
-        memo, modules = check_validated(args)
+        memo, modules, room = check_validated(args)
         auto = auto_ratio(args, memo, log)
         planned = planned_steps(args, memo, plan_settings_from_args(args), log)
     except ValueError as mistake:
         exit_with(str(mistake))
-    _pretrain(args, memo, modules, planned, auto)
+    _pretrain(args, memo, modules, room, planned, auto)
 
 
 def _pretrain(
     args: Namespace,
     memo: MemoConfig | None,
     modules: ModuleChoice,
+    room: str | None,
     planned: PlannedSteps | None,
     auto: AutoRatio | None,
 ) -> None:
-    """Hand over to upstream's ``pretrain``; ``args`` are validated and set globally."""
+    """Hand over to upstream's ``pretrain``; ``args`` are validated and set globally.
+
+    Args:
+        args: Megatron's.
+        memo: None where memo is off.
+        modules: whose norm and attention.
+        room: what the host has for moved activations, for the log.
+        planned: memory plans, if wanted.
+        auto: finds the ratio, if it is to be found.
+    """
     from megatron.core.enums import ModelType
     from megatron.training import inprocess_restart, pretrain
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
 
-    from megatron_memo.layer.chunks import describe, layer_tokens
     from megatron_memo.plan.plan_file import PlanError
     from megatron_memo.training import modelopt
     from megatron_memo.training.auto_ratio import NoRatio
     from megatron_memo.training.datasets import train_valid_test_datasets_provider
     from megatron_memo.training.gpt import embedding_ranks, forward_step
-    from megatron_memo.training.loss_head import device_memory, head_of
     from megatron_memo.training.ranges import nvtx_ranges
     from megatron_memo.training.report import Recorder
+    from megatron_memo.training.start_line import start_line
     from megatron_memo.training.traffic import NothingSwapped
 
     pretrain, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
@@ -126,20 +135,11 @@ def _pretrain(
     config = model_config(args, memo, modules)
     if modules.why:
         log(f"norm and core attention of the layers are memo's ({modules.why})")
-    if memo is not None:
-        ranks = args.tensor_model_parallel_size if args.sequence_parallel else 1
-        head = head_of(args, device_memory(args))
-        loss = "" if head is None else f"; {head.describe()}"
-        until = "" if auto is None else "until the best swap ratio is known, "
-        experts = f"; experts: {memo.moe_experts.value}" if args.num_experts else ""
-        layers = args.num_layers + (args.mtp_num_layers or 0)
-        what = describe(memo, layer_tokens(args), ranks, layers, args.context_parallel_size)
-        if args.recompute_granularity == "selective":
-            log(
-                "--recompute-granularity selective changes nothing: memo's layers keep no "
-                "attention scores that recomputation would spare"
-            )
-        log(until + what + experts + loss)
+    if memo is not None and args.recompute_granularity == "selective":
+        log(
+            "--recompute-granularity selective changes nothing: memo's layers keep no "
+            "attention scores that recomputation would spare"
+        )
 
     listening: Any = nullcontext()
     if planned is not None:
@@ -151,17 +151,21 @@ def _pretrain(
             compat.wrap_train_step(auto.before(planned), forward_backward)
         listening = planned.listening()
     if auto is not None:
-        compat.wrap_train_step(auto.step, lambda _iteration, run: run(), first=auto.begin)
+        compat.wrap_train_step(auto.step, _as_is, first=auto.begin)
     if memo is not None:
         traffic = _traffic(args)
-        compat.wrap_train_step(traffic.step, lambda _iteration, run: run(), first=traffic.begin)
+        compat.wrap_train_step(traffic.step, _as_is, first=traffic.begin)
         ranges = nvtx_ranges(args)
         if ranges is not None:
-            compat.wrap_train_step(ranges.step, lambda _iteration, run: run())
+            compat.wrap_train_step(ranges.step, _as_is)
     recorder = None
     if getattr(args, "memo_report", None) is not None:
         recorder = Recorder(args.memo_report, memo, measured_iteration(args), planned, auto)
         compat.wrap_train_step(recorder.step, recorder.forward_backward)
+    if memo is not None:
+        # Last, so first: it is said before anything else is done or said.
+        start = start_line(args, memo, room, log)
+        compat.wrap_train_step(_as_is, _as_is, first=start.begin)
     try:
         with listening:
             pretrain(
@@ -181,6 +185,10 @@ def _pretrain(
         raise
     if recorder is not None:
         recorder.write()
+
+
+def _as_is(_iteration: int, run: Callable[[], Any]) -> Any:
+    return run()
 
 
 def _traffic(args: Namespace) -> Traffic:

@@ -59,9 +59,7 @@ def test_too_small_a_budget_is_refused_at_the_start_with_the_bill(start_alone):
     ],
 )
 def test_layers_that_the_bill_does_not_know_are_named_and_their_budget_kept(other, named):
-    lines = []
     asked = argparse.Namespace(memo_host_budget="1MiB", **other)
-    memo = with_host_memory(asked, MemoConfig(1.0), lines.append)
+    memo, told = with_host_memory(asked, MemoConfig(1.0))
     assert memo.host.budget == 2**20
-    (line,) = lines
-    assert f"what layers of {named} need is seen when they run; 1 MiB to be had" in line
+    assert f"what layers of {named} need is seen when they run; 1 MiB to be had" in told

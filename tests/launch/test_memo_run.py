@@ -1,6 +1,7 @@
 """Training with a swap ratio, over two tensor-parallel ranks with sequence parallelism, in fp32."""
 
 import os
+import re
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_what_goes_through_a_disk_is_bitwise_what_goes_through_memory(mixed, spi
     assert run.losses == mixed.losses
     assert run.report["swap"]["host_bytes"] <= 200 << 10
     assert run.report["swap"]["disk_bytes"] > 100 << 10
-    assert "200 KiB to be had (--memo-host-budget 400KiB, shared by 2 ranks); " in run.out
+    assert "200 KiB to be had (--memo-host-budget 400KiB, shared by 2 ranks), " in run.out
     assert f" of it go to {disk}, written and read " in run.out
     assert os.listdir(disk) == []
 
@@ -95,11 +96,20 @@ def test_stock_log_says_why_norm_and_attention_are_memos(stock):
     assert "memo's (upstream's torch norm refuses --sequence-parallel)" in stock.out
 
 
-def test_log_says_what_memo_does_with_each_sequence(mixed):
-    assert (
-        "megatron_memo: ratio 0.5: 128 of 256 tokens swapped, the rest recomputed, in 4 token "
-        "chunks; no layer stays on the device\n"
-    ) in mixed.out
+def test_one_line_says_what_memo_does_on_which_limits_and_over_which_link(mixed):
+    said = [line for line in mixed.out.splitlines() if line.startswith("megatron_memo: ratio ")]
+    assert len(said) == 1
+    parts = said[0].removeprefix("megatron_memo: ").split("; ")
+    assert parts[:2] == [
+        "ratio 0.5: 128 of 256 tokens swapped, the rest recomputed, in 4 token chunks",
+        "no layer stays on the device",
+    ]
+    assert parts[2].startswith("9 of a layer's 9 steps in flight, about ")
+    assert re.match(r"host memory: .* needed on a rank \(.*\), .* to be had \(", parts[3])
+    assert re.match(
+        r"link: .*B/s to the host, .*B/s back with all ranks of a node copying", parts[4]
+    )
+    assert len(parts) == 5
 
 
 def test_no_dense_mask_is_built(stock, mixed):

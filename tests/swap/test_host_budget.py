@@ -155,19 +155,20 @@ def test_files_count_as_room(machine):
 
 def test_what_the_host_cannot_hold_is_what_spills(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    given, lines = args(memo_host_budget="64MiB", memo_nvme_path=str(tmp_path)), []
-    found = with_host_memory(given, memo_of(given), lines.append).host
+    given = args(memo_host_budget="64MiB", memo_nvme_path=str(tmp_path))
+    memo, told = with_host_memory(given, memo_of(given))
+    found = memo.host
     assert found.budget == 64 << 20
     assert found.need == host_need(given, 1.0)
     assert found.spill == found.need - found.budget + staging_bytes(found.budget)
-    assert f"of it go to {tmp_path}, written and read " in lines[0]
+    assert f"of it go to {tmp_path}, written and read " in told
     plenty = args(memo_host_budget="64MiB", memo_nvme_path=str(tmp_path), num_layers=0)
-    assert with_host_memory(plenty, memo_of(plenty), lines.append).host.spill == 0
-    assert f"nothing has to go to {tmp_path}" in lines[1]
+    memo, told = with_host_memory(plenty, memo_of(plenty))
+    assert memo.host.spill == 0 and f"nothing has to go to {tmp_path}" in told
 
 
 def test_a_disk_that_is_too_small_as_well_is_in_the_bill(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     given = args(memo_host_budget="64MiB", memo_nvme_path=str(tmp_path), memo_nvme_budget="128MiB")
     with pytest.raises(ValueError, match=r"there are 64 MiB \(.*\) and 120 MiB on disk\. Lower"):
-        with_host_memory(given, memo_of(given), print)
+        with_host_memory(given, memo_of(given))
