@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib.metadata
 import json
 import os
@@ -51,6 +52,7 @@ class Recorder:
         self._metered = metered
         self._iterations: list[dict[str, Any]] = []
         self._peak: int | None = None
+        self._held: int | None = None
 
     def step(self, iteration: int, run: Callable[[], tuple]) -> tuple:
         """Run one training step and note its seconds and loss; returns what the step returned."""
@@ -74,6 +76,7 @@ class Recorder:
         """Run forward and backward of a step, under the meter if it is that iteration's turn."""
         if iteration != self._metered:
             return run()
+        self._held = _largest_of_all_ranks(_held_bytes())
         with _peak_memory() as peak:
             result = run()
         self._peak = _largest_of_all_ranks(peak())
@@ -95,6 +98,7 @@ class Recorder:
             **_run(),
             "memo": None if self._memo is None else self._settings(self._memo),
             "iterations": self._iterations,
+            "held_bytes": self._held,
             "peak_activation_bytes": self._peak,
             "swap": None if self._memo is None else _swap_stats(),
             "plan": None if self._planned is None else self._planned.report(),
@@ -145,6 +149,17 @@ def _swap_stats() -> dict[str, Any]:
 def _synchronize() -> None:
     if not platform.is_active():
         torch.cuda.synchronize()
+
+
+def _held_bytes() -> int:
+    """Device memory of what lives through an iteration: weights, gradients, optimizer state."""
+    if not platform.is_active():
+        return torch.cuda.memory_allocated()
+    gc.collect()
+    tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    storages = {storage._cdata: storage for storage in (t.untyped_storage() for t in tensors)}
+    everything = sum(storage.nbytes() for storage in storages.values())
+    return everything - int(_swap_stats()["host_bytes"])  # without a GPU they are tensors as well
 
 
 @contextlib.contextmanager

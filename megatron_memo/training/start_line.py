@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+import torch
 
 from megatron_memo import platform
 from megatron_memo.arguments import ratio_is_auto
@@ -64,6 +67,7 @@ class StartLine:
         probe: measures the link while all ranks copy. Collective. None where the swap ratio's own
             measurement follows, or nothing is copied.
         gather: collective; what each rank says, in rank order.
+        release: gives the device back what loading a checkpoint and the probe have left in caches.
         log: says a line, from one rank.
     """
 
@@ -72,16 +76,19 @@ class StartLine:
         parts: Sequence[str],
         probe: Callable[[], Link] | None,
         gather: Callable[[Any], list[Any]],
+        release: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
         self._parts = list(parts)
         self._probe = probe
         self._gather = gather
+        self._release = release
         self._log = log
 
     def begin(self, _chunks: Sequence[Any]) -> None:
         """Before the first step. Collective."""
         link = [] if self._probe is None else [_slowest(self._gather(self._probe()))]
+        self._release()
         self._log("; ".join([*self._parts, *link]))
 
 
@@ -113,4 +120,11 @@ def start_line(
         most = min(most, max(int(memo.link_bandwidth * AT_A_GLANCE), 1))
     probe = None if ratio_is_auto(args) else partial(link_of_run, AT_A_GLANCE, most)
     parts = [*what_memo_does(args, memo), *([] if room is None else [room])]
-    return StartLine(parts, probe, telling.gather, log)
+    return StartLine(parts, probe, telling.gather, _release, log)
+
+
+def _release() -> None:
+    """The first step then starts with all the room that there is, resumed or not."""
+    gc.collect()
+    if not platform.is_active():
+        torch.cuda.empty_cache()

@@ -14,6 +14,7 @@ FLAGS = [
     *("--tensor-model-parallel-size", "2", "--sequence-parallel", "--hidden-dropout", "0"),
     *("--train-iters", str(STEPS), "--global-batch-size", "2", "--ckpt-format", "torch"),
 ]
+MEASURED = ("--memo-measure-memory", str(STEPS))
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def stock(train, folder):
     """Upstream's layer; checkpoints at iterations 10 and 20."""
-    return train(2, "llama", *FLAGS, "--save", folder, "--save-interval", "10")
+    return train(2, "llama", *FLAGS, "--save", folder, "--save-interval", "10", *MEASURED)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def spilled(train, tmp_path_factory):
 def resumed(train, stock, folder):
     """Everything swapped in one chunk, from stock's checkpoint at iteration 10."""
     return train(
-        *(2, "llama", *FLAGS, "--load", folder, "--ckpt-step", "10"),
+        *(2, "llama", *FLAGS, *MEASURED, "--load", folder, "--ckpt-step", "10"),
         *("--memo-swap-ratio", "1", "--memo-chunks", "1", "--memo-resident-layers", "0"),
     )
 
@@ -74,6 +75,10 @@ def test_curves_coincide(stock, mixed, rounding):
 def test_stock_checkpoint_trained_on_in_one_swapped_chunk_is_bitwise_stock(stock, resumed):
     assert list(resumed.losses) == list(range(11, STEPS + 1))
     assert resumed.losses == {step: stock.losses[step] for step in resumed.losses}
+
+
+def test_a_resumed_run_holds_no_more_than_one_that_began(stock, resumed):
+    assert resumed.report["held_bytes"] == stock.report["held_bytes"] > 0
 
 
 def test_what_goes_through_a_disk_is_bitwise_what_goes_through_memory(mixed, spilled):
