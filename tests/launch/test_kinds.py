@@ -9,7 +9,7 @@ from megatron_memo.platform import is_active
 
 pytestmark = pytest.mark.skipif(not is_active(), reason="runs on the CPU platform")
 
-STEPS = 5
+STEPS = 7  # a memory plan is in use from the fifth on
 _FLAGS = """
     --num-layers 3 --num-experts 4 --moe-layer-freq [1,0,1] --moe-router-topk 2
     --moe-ffn-hidden-size 64 --moe-shared-expert-intermediate-size 64 --moe-aux-loss-coeff 0.01
@@ -19,7 +19,7 @@ _FLAGS = """
 """
 _MEMO = """
     --memo-swap-ratio 0 --memo-chunks 1 --memo-resident-layers 1 --memo-loss-chunks 1
-    --memo-moe-experts recompute --memo-poison --recompute-activations
+    --memo-moe-experts recompute --memo-plan auto --memo-poison --recompute-activations
 """
 FLAGS, MEMO = _FLAGS.split(), _MEMO.split()
 
@@ -40,6 +40,16 @@ def test_one_chunk_is_bitwise_stock(stock, memo):
     assert memo.losses == stock.losses
     assert memo.logged == stock.logged
     assert memo.validation == stock.validation
+
+
+def test_a_memory_plan_serves_what_fits_although_experts_get_other_tokens_each_time(memo):
+    """The recorded iteration's routing is not repeated: requests of another size are served by the
+    allocator beneath, and the numbers are bitwise stock's all the same."""
+    steps = {row["iteration"]: row for row in memo.report["plan"]["steps"]}
+    for iteration in range(5, STEPS + 1):
+        row = steps[iteration]
+        assert row["hits"] > 0.5 * row["requests"], row
+        assert row["miss_unknown"] > 0, "no request had another size: this shows nothing"
 
 
 @pytest.mark.parametrize("name", ["mtp_1 loss", "load_balancing_loss", "z_loss"])

@@ -6,7 +6,7 @@ from megatron_memo.platform import is_active
 
 pytestmark = pytest.mark.skipif(not is_active(), reason="runs on the CPU platform")
 
-STEPS = 4
+STEPS, PLANNED_STEPS = 4, 6  # a memory plan is in use from the fifth on
 PLAIN = ["--hidden-dropout", "0", "--train-iters", str(STEPS)]
 MEMO = ["--memo-resident-layers", "0", "--memo-poison"]
 
@@ -34,11 +34,16 @@ def test_packed_documents_in_one_chunk_train_bitwise_as_stock_does(train):
         *(*PLAIN, "--dataloader-inter-document-masking", "--micro-batch-size", "2"),
         *("--global-batch-size", "2", "--eval-iters", "0"),
         *("--seq-length", "2048", "--max-position-embeddings", "2048"),
+        *("--train-iters", str(PLANNED_STEPS)),
     ]
     stock = train(1, "llama", *packed)
-    memo = train(1, "llama", *packed, *MEMO, "--memo-swap-ratio", "0", "--memo-chunks", "1")
+    one_chunk = ("--memo-swap-ratio", "0", "--memo-chunks", "1")
+    memo = train(1, "llama", *packed, *MEMO, *one_chunk, "--memo-plan", "auto")
     assert "local attention refuses the packed sequences of --dataloader-inter" in stock.out
-    assert list(memo.losses) == list(range(1, STEPS + 1))
+    assert list(memo.losses) == list(range(1, PLANNED_STEPS + 1))
     assert memo.losses == stock.losses
     assert memo.logged == stock.logged
+    # Attention asks for memory by the documents' lengths, which differ: those requests go elsewhere.
+    last = memo.report["plan"]["steps"][-1]
+    assert last["iteration"] == PLANNED_STEPS and last["hits"] > 0.5 * last["requests"], last
     assert "all 4096 tokens recomputed, in 1 token chunk" in memo.out
