@@ -8,7 +8,10 @@ from megatron_memo.platform import is_active
 
 pytestmark = pytest.mark.skipif(not is_active(), reason="runs on the CPU platform")
 
-FLAGS = ["--num-layers", "3", "--train-iters", "5", "--memo-resident-layers", "0"]
+FLAGS = [
+    *("--num-layers", "3", "--train-iters", "5", "--global-batch-size", "1"),
+    *("--memo-resident-layers", "0"),
+]
 
 
 def test_one_flag_trains_with_the_ratio_that_the_run_measured(train):

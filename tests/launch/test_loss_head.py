@@ -44,7 +44,7 @@ def test_in_several_chunks_only_roundings_differ(train, whole, rounding):
     rounding(several.losses, whole.losses, 256**0.5 * 2**-24)
 
 
-def test_more_chunks_than_tokens_is_refused_by_name(start, tiny):
-    refused = start(1, LAUNCHER, *tiny, *MEMO, "--memo-loss-chunks", "257")
+def test_more_chunks_than_tokens_is_refused_by_name(attempt, tiny):
+    refused = attempt(1, LAUNCHER, *tiny, *MEMO, "--memo-loss-chunks", "257")
     assert refused.status != 0
     assert refused.err.count("megatron-memo: error: --memo-loss-chunks 257: more than the 256") == 1

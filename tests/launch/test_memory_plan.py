@@ -105,10 +105,10 @@ def test_a_resumed_run_begins_with_the_saved_plan_and_repeats_the_numbers(planne
 
 
 def test_a_plan_of_another_model_is_refused_by_name_before_the_first_iteration(
-    start, tiny, folder, planned
+    attempt, tiny, folder, planned
 ):
     flags = [word if word != "0.5" else "0.25" for word in FLAGS]
-    refused = start(2, LAUNCHER, *tiny, *flags, "--memo-plan", str(folder / "memo_plan"))
+    refused = attempt(2, LAUNCHER, *tiny, *flags, "--memo-plan", str(folder / "memo_plan"))
     assert refused.status != 0
     assert refused.err.count("megatron-memo: error:") == 1
     assert "rank 0: --memo-plan" in refused.err and "rank 1: --memo-plan" in refused.err
@@ -116,7 +116,7 @@ def test_a_plan_of_another_model_is_refused_by_name_before_the_first_iteration(
     assert "iteration        1/" not in refused.out
 
 
-def test_a_rank_without_a_compiler_ends_a_run_that_asked_for_a_plan(start, tiny, tmp_path):
+def test_a_rank_without_a_compiler_ends_a_run_that_asked_for_a_plan(attempt, tiny, tmp_path):
     compiler = tmp_path / "c++"
     compiler.write_text("#!/bin/sh\nexit 1\n")
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
@@ -128,13 +128,13 @@ def test_a_rank_without_a_compiler_ends_a_run_that_asked_for_a_plan(start, tiny,
         "sys.argv = sys.argv[1:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    refused = start(2, str(script), LAUNCHER, *tiny, *FLAGS, "--memo-plan", "auto")
+    refused = attempt(2, str(script), LAUNCHER, *tiny, *FLAGS, "--memo-plan", "auto")
     assert refused.status != 0
     assert "the planned allocator can't be built" in refused.err
 
 
-def test_a_budget_too_small_ends_in_an_out_of_memory_error_that_names_the_holders(start, tiny):
-    refused = start(1, LAUNCHER, *tiny, "--train-iters", "2", "--memo-device-budget", "1MiB")
+def test_a_budget_too_small_ends_in_an_out_of_memory_error_that_names_the_holders(attempt, tiny):
+    refused = attempt(1, LAUNCHER, *tiny, "--train-iters", "2", "--memo-device-budget", "1MiB")
     assert refused.status != 0
     assert "OutOfMemoryError" in refused.err
     assert "device budget" in refused.err

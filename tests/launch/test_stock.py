@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(not is_active(), reason="runs on the CPU platfor
 def go(start, tiny, tmp_path_factory):
     """``go(*words)``: a run over two data-parallel ranks that share the optimizer, and its folder.
 
-    Checkpoints in the older format; the other one is tested in test_data_parallel.
+    By torchrun, unless ``by`` says otherwise. Checkpoints in the older format; the other one is
+    tested in test_data_parallel.
     """
     flags = [
         *("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce"),
@@ -26,9 +27,9 @@ def go(start, tiny, tmp_path_factory):
         *("--save-interval", str(SAVED), "--ckpt-format", "torch"),
     ]
 
-    def run(*words):
+    def run(*words, by=start):
         folder = tmp_path_factory.mktemp("stock")
-        done = start(2, *words, *tiny, *flags, "--save", str(folder))
+        done = by(2, *words, *tiny, *flags, "--save", str(folder))
         assert done.status == 0, done.err[-5000:]
         return done, folder
 
@@ -48,11 +49,11 @@ def stock(go, plain_kernels):
 
 
 @pytest.fixture(scope="module")
-def resumed(go, ours):
+def resumed(go, attempt, ours):
     """The launcher from its own checkpoint at iteration 4."""
     # Upstream's --ckpt-step does not choose the optimizer's state in this format; see compat.
     (ours[1] / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
-    return go(LAUNCHER, "--load", str(ours[1]))
+    return go(LAUNCHER, "--load", str(ours[1]), by=attempt)
 
 
 def parameters(folder):

@@ -1,57 +1,14 @@
-"""Scenarios run in torchrun processes, as many at a time as ranks; tests judge their answers."""
+"""A scenario runs in processes of its own, one a rank; the tests judge its answers."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+from tests.ranks import run_ranks
 
-# Scenarios that one torchrun answers together: starting one costs more than most scenarios.
-TOGETHER = {
-    1: (
-        "batch_of_two",
-        "resident_layers",
-        "upstream_variants",
-        "flops",
-        "peaks",
-        "leaks",
-        "many_iterations",
-        "depths",
-        "evaluation",
-        "inputs_that_die_early",
-        "changes_after_forward",
-        "gradient_accumulation_fusion",
-        "fusion_under_ddp",
-        "state_dicts",
-        "markers",
-        "frozen",
-        "latent_attention",
-        "experts",
-        "experts_memory",
-        "protocol_mutations",
-        "forced_delays",
-        "footprints",
-        "packed",
-        "on_disk",
-    ),
-    2: (
-        "batch_of_two",
-        "flops",
-        "evaluation",
-        "gradient_accumulation_fusion",
-        "state_dicts",
-        "footprints",
-        "latent_attention",
-        "experts_over_ranks",
-        "packed",
-    ),
-}
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -62,21 +19,10 @@ def answers(tmp_path_factory):
     """
 
     @cache
-    def run(names: tuple[str, ...], ranks: int, cp: int):
+    def answer(scenario: str, ranks: int, cp: int = 1):
         out = tmp_path_factory.mktemp("answers") / "out.json"
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
-            "--standalone", str(HERE / "worker.py"), str(out), str(cp), *names,
-        ]  # fmt: skip
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+        done = run_ranks(ranks, HERE / "worker.py", [out, cp, scenario], timeout=800)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
         return json.loads(out.read_text())
-
-    def answer(scenario: str, ranks: int, cp: int = 1):
-        together = TOGETHER.get(ranks, ()) if cp == 1 else ()
-        names = together if scenario in together else (scenario,)
-        return run(names, ranks, cp)[scenario]
 
     return answer

@@ -1,6 +1,6 @@
-"""Runs `scenarios` on every rank of a torchrun and writes their answers as JSON, a list per rank.
+"""Runs a scenario on every rank of a torchrun and writes the answers as JSON, a list of ranks.
 
-torchrun --nproc-per-node 2 worker.py OUT.json CP SCENARIO [SCENARIO ...]
+torchrun --nproc-per-node 2 worker.py OUT.json CP SCENARIO
 
 CP of the ranks share a sequence (context parallelism); the others are tensor-parallel.
 """
@@ -8,8 +8,7 @@ CP of the ranks share a sequence (context parallelism); the others are tensor-pa
 import json
 import sys
 
-import harness  # first: it activates the platform before anything imports Megatron
-import scenarios
+import scenarios  # first: it activates the platform before anything imports Megatron
 import scenarios_frozen
 import scenarios_latent
 import scenarios_moe
@@ -20,19 +19,15 @@ from megatron.core import parallel_state
 SCENARIOS = (scenarios, scenarios_moe, scenarios_frozen, scenarios_latent, shared_sequences)
 
 
-def main(out: str, cp: str, *names: str) -> None:
+def main(out: str, cp: str, name: str) -> None:
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=dist.get_world_size() // int(cp),
         context_parallel_size=int(cp),
     )
-    answers = {}
-    for name in names:
-        harness.fresh_engine()
-        gathered = [None] * dist.get_world_size()
-        where = next(module for module in SCENARIOS if hasattr(module, name))
-        dist.all_gather_object(gathered, getattr(where, name)())
-        answers[name] = gathered
+    answers = [None] * dist.get_world_size()
+    where = next(module for module in SCENARIOS if hasattr(module, name))
+    dist.all_gather_object(answers, getattr(where, name)())
     if dist.get_rank() == 0:
         with open(out, "w") as file:
             json.dump(answers, file)
