@@ -37,8 +37,10 @@ check() {
 }
 check ruff "$MEMO_VENV_PYTHON" -m ruff check .
 check mypy "$MEMO_VENV_PYTHON" -m mypy
-# Two processes; a file's tests stay in one, as they share fixtures that start training runs.
-check pytest "$MEMO_VENV_PYTHON" -m pytest --numprocesses 2 --dist loadfile "$@"
+# Two processes; a file's tests stay in one, as they share fixtures that start training runs. Files
+# keep the order of tests/conftest.py, where xdist would begin with those of most tests.
+check pytest "$MEMO_VENV_PYTHON" -m pytest --numprocesses 2 --dist loadfile \
+    --no-loadscope-reorder "$@"
 
 if ((failed)); then
     echo "test.sh: failed after $((SECONDS / 60)) min $((SECONDS % 60)) s: $summary"
