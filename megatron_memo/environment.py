@@ -9,7 +9,17 @@ import os
 import platform as machine
 from collections.abc import Iterator
 
+from megatron_memo.exit_status import Exit
+
 HELP = "Show versions, the device that training would use, and whether anything is missing."
+
+_EPILOG = """\
+examples: before a first run, and in a job script that should not start in vain
+
+  megatron-memo env
+  megatron-memo env || exit 1
+
+Exit status: 0 training can run here, 1 something is missing, and how to get it was said."""
 
 _ADVICE = {
     "torch": "install it with: pip install -r requirements.txt",
@@ -21,6 +31,7 @@ _ADVICE = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """No arguments."""
+    parser.epilog = _EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         for name in missing:
             print(f"{name}: {_ADVICE[name]}")
         print(f"Not ready: {', '.join(missing)} missing.")
-        return 1
+        return Exit.NO
     print(f"Ready to train on {_device()}.")
     return 0
 

@@ -12,7 +12,7 @@ from megatron_memo.plan.cli_parts import check_output
 HELP = "Correct the estimate's efficiencies by one measured run."
 UNKNOWN_HINT = " (the training run's flags go after --)"
 _EXAMPLE = """\
-example: measure a short run, then estimate a long one
+examples: measure a short run, then estimate a long one
 
   torchrun --nproc-per-node 8 pretrain_gpt_memo.py FLAGS --seq-length 65536 --train-iters 6 \\
       --memo-report report.json
@@ -23,13 +23,14 @@ The flags after -- are those of the measured run; a report of another one is ref
 computes is scaled by one factor, so that the simulated step takes as long as the measured one; if
 the run swapped and its report tells how long compute stood still for copies, so are the links to
 the host. Measure iterations as long as you can afford: what a short sequence spends on the host's
-own work is taken for slow kernels. Exit status: 0, or 2 after a mistake."""
+own work is taken for slow kernels.
+
+Exit status: 0, or 2 after a mistake."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.usage = "megatron-memo calibrate REPORT [options] -- MEGATRON-FLAGS"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument("report", metavar="REPORT", type=Path, help="file of --memo-report")
     parser.add_argument(

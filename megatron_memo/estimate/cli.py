@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron_memo.exit_status import Exit
 from megatron_memo.plan.atomic_file import whole_file
 from megatron_memo.plan.cli_parts import check_output, positive
 from megatron_memo.sizes import parse_size, size_words
@@ -46,6 +47,7 @@ shortest step that fits. Memory of the run's own way is from a profile of Megatr
 without data (see megatron-memo profile; seconds to half a minute), of the other ways and with
 --quick by arithmetic. Step times are simulated from the GPU's datasheet and from efficiencies that
 `megatron-memo calibrate` corrects by a run of yours: they are predictions, not measurements.
+
 Exit status: 0, whether it fits or not; 2 after a mistake in the flags; 1 if Megatron failed."""
 _TOP = 15
 
@@ -53,7 +55,6 @@ _TOP = 15
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.usage = "megatron-memo estimate [options] -- MEGATRON-FLAGS"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     add_machine_arguments(parser)
     parser.add_argument(
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         content = _estimate(args)
     except ProfileFailed as failed:
         print(failed, file=sys.stderr)
-        return 1
+        return Exit.NO
     if args.json is not None:
         _write(args.json, content)
     return 0

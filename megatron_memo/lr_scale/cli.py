@@ -59,12 +59,12 @@ model and data, and tokens of one long sequence may be worth less than as many o
 B_noise measured rates often level off where the law falls. Warm-up, decay and weight decay are
 outside of the law.
 Sizes of batches: 4194304, 4M (10^6), 4Mi (2^20), or 128x32Ki (sequences x tokens of each).
+
 Exit status: 0, or 2 after a mistake of yours."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "--batch", metavar="BATCH", nargs="+", default=[], help="whose learning rate is wanted"

@@ -13,8 +13,6 @@ from typing import Any
 
 from . import native
 
-EXIT_BROKEN = 2
-
 
 def add_search_arguments(parser: argparse.ArgumentParser, result: str) -> None:
     """--time-limit, --workers, --seed and --deterministic of a search for a `result`."""

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron_memo.cli_help import HelpFormatter
+from megatron_memo.exit_status import Exit
 from megatron_memo.profile.trace import read_trace
 
 from .board import Incumbent
 from .cli_parts import (
-    EXIT_BROKEN,
     add_search_arguments,
     check_output,
     note_slow_solvers,
@@ -32,19 +33,24 @@ from .planner import Planned, Search, Source, make_plan
 from .savings import Savings, savings_of
 
 HELP = "Lay out the memory of training iterations from their traces, with proof."
-EXIT_INTERRUPTED, EXIT_NOTHING = 4, 130
+_EPILOG = """\
+examples: a plan for each trace of a folder; one arena for training and evaluation
+
+  megatron-memo plan traces -o plans
+  megatron-memo plan train.trace.jsonl.gz eval.trace.jsonl.gz -o rank-0.plan.jsonl --time-limit 600
+
+Ctrl-C and SIGTERM end the search. Every plan is verified before it is written; `megatron-memo
+verify` does it again.
+
+Exit status: 0 written, 2 broken input or the plan can't be written, 4 interrupted and the best plan
+so far was written, 130 interrupted before there was one."""
 TRACES = ("*.trace.jsonl", "*.trace.jsonl.gz")
 PROGRESS_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `plan`."""
-    parser.epilog = (
-        "Exit status: 0 written, 2 broken input or the plan can't be written, 4 interrupted and "
-        "the best plan so far was written, 130 interrupted before there was one. Ctrl-C and "
-        "SIGTERM end the search. Every plan is verified before it is written; `megatron-memo "
-        "verify` does it again."
-    )
+    parser.epilog = _EPILOG
     parser.add_argument(
         "traces",
         metavar="TRACE",
@@ -83,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
             return _run(args)
     except ValueError as error:
         print(f"megatron-memo plan: error: {error}", file=sys.stderr)
-        return EXIT_BROKEN
+        return Exit.MISTAKE
     except KeyboardInterrupt:
         print("megatron-memo plan: interrupted, no plan was written", file=sys.stderr)
-        return EXIT_NOTHING
+        return Exit.INTERRUPTED
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -110,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
         if not args.json:
             print("\n".join(as_text(planned, savings, target)), flush=True)
         if planned.interrupted:
-            status = EXIT_INTERRUPTED
+            status = Exit.UNFINISHED
             break
     if status and len(results) < len(jobs):
         missing = len(jobs) - len(results)
@@ -250,7 +256,9 @@ def size_text(count: int) -> str:
 
 def main() -> int:
     """`python -m megatron_memo.plan.plan_cli`, the command by itself."""
-    parser = argparse.ArgumentParser(prog="megatron-memo plan", description=HELP)
+    parser = argparse.ArgumentParser(
+        prog="megatron-memo plan", description=HELP, formatter_class=HelpFormatter
+    )
     add_arguments(parser)
     return run(parser.parse_args())
 

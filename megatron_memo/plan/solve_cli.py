@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from megatron_memo.cli_help import HelpFormatter
+from megatron_memo.exit_status import Exit
+
 from .cli_parts import (
-    EXIT_BROKEN,
     add_search_arguments,
     check_output,
     note_slow_solvers,
@@ -25,15 +27,26 @@ from .portfolio import Solution, Status, solve
 from .problem import Problem, ProblemError
 
 HELP = "Lay out buffers with known lifetimes (a MiniMalloc CSV file) in as little memory as can be."
-EXIT = {Status.SOLVED: 0, Status.INFEASIBLE: 3, Status.UNSOLVED: 4}
+EXIT = {
+    Status.SOLVED: Exit.DONE,
+    Status.INFEASIBLE: Exit.INFEASIBLE,
+    Status.UNSOLVED: Exit.UNFINISHED,
+}
+_EPILOG = """\
+examples: the least peak; whether a layout fits 1 MiB
+
+  megatron-memo solve buffers.csv -o layout.csv
+  megatron-memo solve buffers.csv --capacity 1048576 --time-limit 300
+
+Ctrl-C ends the search and keeps the best layout found so far.
+
+Exit status: 0 solved, 2 broken input, 3 proven that no layout fits the capacity, 4 no solution in
+time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `solve`."""
-    parser.epilog = (
-        "Exit status: 0 solved, 2 broken input, 3 proven that no layout fits the capacity, 4 no "
-        "solution in time. Ctrl-C ends the search and keeps the best layout found so far."
-    )
+    parser.epilog = _EPILOG
     parser.add_argument(
         "input",
         metavar="IN.csv",
@@ -68,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             return _run(args)
     except ValueError as error:
         print(f"megatron-memo solve: error: {error}", file=sys.stderr)
-        return EXIT_BROKEN
+        return Exit.MISTAKE
     except KeyboardInterrupt:
         print("megatron-memo solve: interrupted before the search began", file=sys.stderr)
         return EXIT[Status.UNSOLVED]
@@ -164,7 +177,9 @@ def _gap_text(gap: int, solution: Solution) -> str:
 
 def main() -> int:
     """`python -m megatron_memo.plan.solve_cli`, the command by itself."""
-    parser = argparse.ArgumentParser(prog="megatron-memo solve", description=HELP)
+    parser = argparse.ArgumentParser(
+        prog="megatron-memo solve", description=HELP, formatter_class=HelpFormatter
+    )
     add_arguments(parser)
     return run(parser.parse_args())
 

@@ -9,25 +9,31 @@ import argparse
 import sys
 from pathlib import Path
 
+from megatron_memo.cli_help import HelpFormatter
+from megatron_memo.exit_status import Exit
 from megatron_memo.profile.trace import read_trace
 
-from .cli_parts import EXIT_BROKEN
 from .plan_file import digest_of, read_plan
 from .verify_plan import WrongPlanError, verify_against, verify_plan
 
 HELP = "Check a memory plan, by itself and against the traces it was made for."
-EXIT_WRONG = 5
+_EPILOG = """\
+examples: a plan by itself; a plan and the trace it was made for
+
+  megatron-memo verify plans/rank-0.plan.jsonl
+  megatron-memo verify plans/rank-0.plan.jsonl traces/rank-0.trace.jsonl.gz
+
+Checked are: the file's digest; that no two blocks alive at once overlap, that each lies in the
+arena and is aligned; that every request that can be planned has a place; that the arena's size and
+the bound agree with the entries. With traces also: fingerprint, and that each request has its
+entry, in order.
+
+Exit status: 0 right, 2 a file is not there, damaged or foreign, 5 the plan is wrong."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `verify`."""
-    parser.epilog = (
-        "Checked are: the file's digest; that no two blocks alive at once overlap, that each lies "
-        "in the arena and is aligned; that every request that can be planned has a place; that "
-        "the arena's size and the bound agree with the entries. With traces also: fingerprint, "
-        "and that each request has its entry, in order. Exit status: 0 right, 2 a file is not "
-        "there, damaged or foreign, 5 the plan is wrong."
-    )
+    parser.epilog = _EPILOG
     parser.add_argument("plan", metavar="PLAN", type=Path, help="of `megatron-memo plan`")
     parser.add_argument(
         "traces", metavar="TRACE", nargs="*", type=Path, help="traces that the plan is to cover"
@@ -50,16 +56,18 @@ def run(args: argparse.Namespace) -> int:
             print(f"{path}: fingerprint and every request are those of window {source}")
     except WrongPlanError as error:
         print(f"megatron-memo verify: {args.plan} is wrong: {error}", file=sys.stderr)
-        return EXIT_WRONG
+        return Exit.WRONG
     except ValueError as error:
         print(f"megatron-memo verify: error: {error}", file=sys.stderr)
-        return EXIT_BROKEN
+        return Exit.MISTAKE
     return 0
 
 
 def main() -> int:
     """`python -m megatron_memo.plan.verify_cli`, the command by itself."""
-    parser = argparse.ArgumentParser(prog="megatron-memo verify", description=HELP)
+    parser = argparse.ArgumentParser(
+        prog="megatron-memo verify", description=HELP, formatter_class=HelpFormatter
+    )
     add_arguments(parser)
     return run(parser.parse_args())
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_memo.exit_status import Exit
 from megatron_memo.profile.process import ProfileFailed, profile_rank
 
 UNKNOWN_HINT = " (the training run's flags go after --)"
 HELP = "Trace every request for memory of a training run's iteration, on a machine without a GPU."
 
 DEVICES = ("cuda", "cpu")
-_INTERRUPTED = 130
 _EXAMPLE = """\
-example: one trace a kind of rank of the 7B model of the MEMO paper at 1M tokens, into ./traces
+examples: one trace a kind of rank of the 7B model of the MEMO paper at 1M tokens, into ./traces
 
   megatron-memo profile -o traces -- --transformer-impl local \\
       --num-layers 32 --hidden-size 4096 --ffn-hidden-size 16384 --num-attention-heads 32 \\
@@ -37,13 +37,13 @@ Workspaces inside of kernels are added by formula, under names that begin with "
 Ranks that ask for the same share one trace: by default one is made for each pipeline stage, for the
 first and the other ranks of a tensor-parallel group, and for each different share of a distributed
 optimizer. Files are named rank-N.trace.jsonl.gz; megatron_memo/profile/trace.py describes them.
-Exit status: 0, 2 after a mistake in the flags, 1 if Megatron failed, 130 after Ctrl-C."""
+
+Exit status: 0, 2 after a mistake in the command line, 1 if Megatron failed, 130 after Ctrl-C."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.usage = "megatron-memo profile [options] -- MEGATRON-FLAGS"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "--rank",
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _progress("")
         print("megatron-memo: interrupted; traces named above are whole", file=sys.stderr)
-        return _INTERRUPTED
+        return Exit.INTERRUPTED
     return 0
 
 
@@ -146,7 +146,7 @@ class _Job:
         except ProfileFailed as failed:
             _progress("")
             print(failed, file=sys.stderr)
-            raise SystemExit(1) from None
+            raise SystemExit(Exit.NO) from None
         finally:
             _progress("")
         print(_summary(rank, found, path, self.world_size), flush=True)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from megatron_memo.exit_status import Exit
+
 HELP = "Say where two traces part: in which event, in which phase, and by how much."
-EXIT_EQUAL, EXIT_DIFFERENT = 0, 1
+_EPILOG = """\
+examples: two runs of one rank; a profile and what a run recorded
+
+  megatron-memo diff monday/rank-0.trace.jsonl.gz tuesday/rank-0.trace.jsonl.gz
+  megatron-memo diff profiled.trace.jsonl.gz recorded.trace.jsonl.gz
+
+Traces are equal if they ask for the same sizes and give the same blocks back, in the same order.
+
+Exit status: 0 equal, 1 different, 2 broken input."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `diff`."""
-    parser.epilog = (
-        "Traces are equal if they ask for the same sizes and give the same blocks back, in the "
-        "same order. Exit status: 0 equal, 1 different, 2 broken input."
-    )
+    parser.epilog = _EPILOG
     parser.add_argument("a", metavar="A", type=Path, help="a trace (*.trace.jsonl, or .gz)")
     parser.add_argument("b", metavar="B", type=Path, help="the trace to compare with it")
 
@@ -26,4 +33,4 @@ def run(args: argparse.Namespace) -> int:
 
     found = compare(read_trace(args.a), read_trace(args.b))
     print("\n".join(explain(found)))
-    return EXIT_EQUAL if found.equal else EXIT_DIFFERENT
+    return Exit.DONE if found.equal else Exit.NO

@@ -7,18 +7,25 @@ from pathlib import Path
 
 HELP = "Write a memory plan as a memory snapshot of PyTorch, to look at in its memory viewer."
 
+_EPILOG = """\
+examples: the fullest window of a plan; the second one
+
+  megatron-memo export-snapshot plans/rank-0.plan.jsonl -o plan.pickle
+  megatron-memo export-snapshot plans/rank-0.plan.jsonl -o plan.pickle --window 1
+
+Drop the file on https://pytorch.org/memory_viz, or give it to python -m torch.cuda._memory_viz.
+Each planned request is a block of one segment, the arena, and is named by its phase, as in 'layer 3
+chunk 1 backward of micro-batch 0'. Addresses are made up; offsets in the arena are the plan's. Left
+out are requests that the native allocator serves and finds a place for: those that outlive the
+iteration, of other streams, or below the plan's smallest size. At the end of the history the arena
+is empty again: look at the timeline or the allocator state history.
+
+Exit status: 0 written, 2 broken input."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `export-snapshot`."""
-    parser.epilog = (
-        "Drop the file on https://pytorch.org/memory_viz, or give it to python -m "
-        "torch.cuda._memory_viz. Each planned request is a block of one segment, the arena, and is "
-        "named by its phase, as in 'layer 3 chunk 1 backward of micro-batch 0'. Addresses are made "
-        "up; offsets in the arena are the plan's. Left out are requests that the native allocator "
-        "serves and finds a place for: those that outlive the iteration, of other streams, or "
-        "below the plan's smallest size. At the end of the history the arena is empty again: look "
-        "at the timeline or the allocator state history. Exit status: 0 written, 2 broken input."
-    )
+    parser.epilog = _EPILOG
     parser.add_argument("plan", metavar="PLAN", type=Path, help="of `megatron-memo plan`")
     parser.add_argument(
         "-o",

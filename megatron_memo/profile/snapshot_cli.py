@@ -7,14 +7,23 @@ from pathlib import Path
 
 HELP = "Make a trace from a memory snapshot of PyTorch, to plan or compare a run you already have."
 
+_EPILOG = """\
+examples: the last whole iteration; device 3's; a part of the history
+
+  megatron-memo import-snapshot snapshot.pickle -o rank-0.trace.jsonl.gz
+  megatron-memo import-snapshot snapshot.pickle -o rank-3.trace.jsonl.gz --device 3
+  megatron-memo import-snapshot snapshot.pickle -o part.trace.jsonl --from 12000 --to 24000
+
+To record one: torch.cuda.memory._record_memory_history() before training,
+torch.cuda.memory._dump_snapshot('FILE.pickle') after three or more iterations. Nothing in the
+pickle is run.
+
+Exit status: 0 written, 2 broken input."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `import-snapshot`."""
-    parser.epilog = (
-        "To record one: torch.cuda.memory._record_memory_history() before training, "
-        "torch.cuda.memory._dump_snapshot('FILE.pickle') after three or more iterations. Nothing "
-        "in the pickle is run. Exit status: 0 written, 2 broken input."
-    )
+    parser.epilog = _EPILOG
     parser.add_argument("snapshot", metavar="FILE.pickle", type=Path, help="the snapshot")
     parser.add_argument(
         "-o",
