@@ -29,6 +29,7 @@ COMMANDS = {
     "profile": "megatron_memo.profile.cli",
     "plan": "megatron_memo.plan.plan_cli",
     "verify": "megatron_memo.plan.verify_cli",
+    "plot": "megatron_memo.plot.cli",
     "solve": "megatron_memo.plan.solve_cli",
     "import-snapshot": "megatron_memo.profile.snapshot_cli",
     "export-snapshot": "megatron_memo.profile.memory_viz_cli",

@@ -160,7 +160,7 @@ def _estimate(args: argparse.Namespace) -> dict[str, Any]:
     machine = machine_of(args)
     reserve = DEFAULT_RESERVE if args.reserve is None else _size("--reserve", args.reserve)
     run = read_run(args.flags, args.nodes * args.gpus_per_node)
-    costs = Costs(run.job, machine, _calibration(args, run))
+    costs = Costs(run.job, machine, calibration_of(args, run))
     print(_heading(run, machine, args.nodes))
     told: dict[str, Any] = {"job": asdict(run.job), "machine": asdict(machine)}
     told["calibration"] = asdict(costs.efficiency)
@@ -302,7 +302,7 @@ def _heading(run: Run, machine: Machine, nodes: int) -> str:
     )
 
 
-def _calibration(args: argparse.Namespace, run: Run) -> Any:
+def calibration_of(args: argparse.Namespace, run: Run) -> Any:
     """The given efficiencies, checked against what they were measured on; None for the default."""
     from megatron_memo.estimate.calibrate import check_measured_on
     from megatron_memo.estimate.calibration import read
