@@ -27,6 +27,7 @@ KINDS = ("layout", "memory", "streams", "pareto", "curve")
 THEMES = ("light", "dark")
 OF_A_PLAN = ("layout", "memory")
 MODELS = {"streams": "gpt-7b-256k"}  # others: gpt-7b-1m
+MORE = {"curve": ["--lengths", "64K..4M"]}
 CHANGES = ("--memo-swap-ratio", "0.4", "--global-batch-size", "1")
 
 
@@ -43,9 +44,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for kind in kinds:
             inputs = _plan(Path(scratch)) if kind in OF_A_PLAN else ["--", *_flags(kind)]
+            more = MORE.get(kind, [])
             for theme in THEMES:
                 target = args.output / f"{kind}-{theme}.png"
-                _run("plot", kind, "-o", str(target), "--theme", theme, *inputs)
+                _run("plot", kind, "-o", str(target), "--theme", theme, *more, *inputs)
     return 0
 
 

@@ -104,7 +104,9 @@ def _smaller(png: io.BytesIO) -> bytes:
 
     smaller = io.BytesIO()
     with Image.open(png) as image:
-        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        few = image.convert("RGB").quantize(
+            256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        )
     few.save(smaller, format="png", optimize=True)
     return smaller.getvalue()
 

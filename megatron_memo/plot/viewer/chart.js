@@ -147,7 +147,8 @@ class Chart {
       const text = fact.names[fact.values[k]];
       if (pen.measureText(text).width > room - 10) continue;
       pen.fillStyle = contrast(shade(panel.boxes.colours[panel.boxes.colour[k]]));
-      pen.fillText(text, from + 5, above + height / 2);
+      const top = Math.max(above, frame.top), low = Math.min(above + height, frame.bottom);
+      pen.fillText(text, from + 5, (top + low) / 2);
     }
   }
 

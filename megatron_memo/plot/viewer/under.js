@@ -40,7 +40,8 @@ Object.assign(Chart.prototype, {
     const { x, y } = this.panel;
     const own = [[x.label, told(x.unit, line.x[k])], [y.label, told(y.unit, line.y[k])]];
     const [title, rows] = facts(line.facts, k);
-    return [title || line.label, [...own, ...rows]];
+    const more = rows.filter(([, text]) => own.every(([, other]) => other !== text));
+    return [title || line.label, [...own, ...more]];
   },
 
   valuesAt(px) {
