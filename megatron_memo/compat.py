@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from megatron_memo import compat_older
 from megatron_memo.platform.post_import import when_imported
 
 # Python functions that call autograd's engine: torch's own, and upstream's for stages whose output
@@ -107,6 +108,64 @@ def let_torch_adam_resume(distrib_optimizer: ModuleType) -> None:
     cls.state_dict = state_dict_with_step
     cls.load_state_dict = load_state_dict_with_own_steps
     cls._set_main_param_and_optimizer_states = set_states_without_step
+
+
+@functools.cache
+def describes_models() -> bool:
+    """Whether upstream builds a GPT from one description, which may hold a function for its layers.
+
+    Touches ``megatron.training.models.gpt.GPTModelConfig`` (since 0.19; before, the launch script
+    gives a function that builds the model). Goes with ``compat_older``.
+    """
+    try:
+        from megatron.training.models.gpt import GPTModelConfig
+    except ImportError:
+        return False
+    return hasattr(GPTModelConfig, "transformer_layer_spec")
+
+
+def transformer_config(model_config: Any) -> Any:
+    """The TransformerConfig of what upstream gives a function that makes layer specs.
+
+    That is a GPTModelConfig (since 0.19) or, before, the TransformerConfig itself. Goes with
+    ``compat_older``.
+    """
+    return getattr(model_config, "transformer", model_config)
+
+
+def default_layer_spec(model_config: Any, vp_stage: int | None) -> Any:
+    """The layers that upstream builds by itself: a layer's spec, or a block's.
+
+    Touches ``megatron.training.models.gpt.default_layer_spec`` (since 0.19). Can go when upstream
+    offers it to others than its builder.
+
+    Args:
+        model_config: see ``transformer_config``.
+        vp_stage: virtual pipeline stage.
+    """
+    if not describes_models():
+        return compat_older.default_layer_spec(model_config, vp_stage)
+    from megatron.training.models.gpt import default_layer_spec as upstream
+
+    return upstream(model_config, vp_stage)
+
+
+def take_function_for_layers() -> None:
+    """Let ``--spec MODULE FUNCTION`` name a function; since 0.19 it may by itself.
+
+    See ``compat_older.take_function_for_layers``, with which this goes.
+    """
+    if not describes_models():
+        compat_older.take_function_for_layers()
+
+
+def is_mtp_layer(layer: torch.nn.Module) -> bool:
+    """Whether the layer belongs to multi-token prediction.
+
+    Touches ``TransformerLayer.is_mtp_layer`` (since 0.17; before, nothing tells such a layer, and
+    memo refuses models that have any). Goes with ``compat_older``.
+    """
+    return bool(getattr(layer, "is_mtp_layer", False))
 
 
 def rng_states() -> tuple[Any, ...]:
@@ -203,8 +262,11 @@ def change_mtp_spec(change: Callable[[Any, Any, Any], Any]) -> None:
 
     Args:
         change: called with upstream's spec (or None), the spec of the model's layers and their
-            TransformerConfig; returns the spec to use.
+            TransformerConfig; returns the spec to use. Before 0.19 memo refuses such models, and
+            nothing is called.
     """
+    if not describes_models():
+        return
     from megatron.training.models import gpt
 
     upstream = gpt.mtp_block_spec

@@ -19,7 +19,6 @@ from megatron.core.transformer.transformer_block import (
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
-from megatron.training.models.gpt import GPTModelConfig, default_layer_spec
 
 from megatron_memo import compat
 from megatron_memo.config import MemoConfig
@@ -74,17 +73,17 @@ class MemoBlockSubmodules(TransformerBlockSubmodules):
 
 
 def block_spec(
-    model_config: GPTModelConfig, memo: MemoConfig | None, vp_stage: int | None = None
+    model_config: Any, memo: MemoConfig | None, vp_stage: int | None = None
 ) -> TransformerBlockSubmodules:
-    """The block that `GPTModelBuilder` builds for `model_config`, with `memo_spec` for each layer.
+    """The block that upstream builds for `model_config`, with `memo_spec` for each layer.
 
     Args:
-        model_config: upstream's GPTModelConfig.
+        model_config: upstream's GPTModelConfig, or before 0.19 its TransformerConfig.
         memo: None for upstream's layer over our modules.
         vp_stage: virtual pipeline stage.
     """
-    config = model_config.transformer
-    upstream = default_layer_spec(model_config, vp_stage)
+    config = compat.transformer_config(model_config)
+    upstream = compat.default_layer_spec(model_config, vp_stage)
     if isinstance(upstream, TransformerBlockSubmodules):  # layers with and without experts
         return MemoBlockSubmodules(
             layer_specs=[memo_spec(layer, config, memo) for layer in upstream.layer_specs],
@@ -122,9 +121,10 @@ def mtp_spec(spec: Any, block: Any, config: TransformerConfig) -> Any:
 
 
 compat.change_mtp_spec(mtp_spec)
+compat.take_function_for_layers()
 
 
-def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -> Any:
+def memo_layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
     """For an unmodified script: `--spec megatron_memo.layer.spec memo_layer_spec`.
 
     The script does not know memo's flags; settings come from MEMO_SWAP_RATIO (default 0.5),
@@ -135,7 +135,7 @@ def memo_layer_spec(model_config: GPTModelConfig, vp_stage: int | None = None) -
 
     from megatron_memo.refusals import check_supported
 
-    args, config, memo = get_args(), model_config.transformer, MemoConfig.from_env()
+    args, config, memo = get_args(), compat.transformer_config(model_config), MemoConfig.from_env()
     check_supported(args, memo)
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
     layers = config.num_layers + (config.mtp_num_layers or 0)

@@ -25,8 +25,11 @@ class RMSNorm(nn.RMSNorm, _SequenceParallelMark):
     """torch's RMSNorm, parameters marked for sequence parallelism."""
 
 
-def norm(config, hidden_size: int, eps: float = 1e-5, **_unused_upstream_options) -> nn.Module:
+class norm:
     """Builds the norm that `config.normalization` names, in upstream's LayerNormBuilder form.
+
+    A class as upstream's WrappedTorchNorm is one: before 0.17 ``build_module`` takes a function for
+    a module that is there already.
 
     Args:
         config: TransformerConfig; read are normalization, params_dtype, sequence_parallel,
@@ -40,17 +43,21 @@ def norm(config, hidden_size: int, eps: float = 1e-5, **_unused_upstream_options
     Raises:
         ValueError: zero-centred gamma, or a normalization that torch does not have.
     """
-    if config.layernorm_zero_centered_gamma:
-        raise ValueError(
-            "--apply-layernorm-1p: memo's own norm has no zero-centred gamma. Leave the flag out, "
-            "or use --transformer-impl transformer_engine, whose norm has it."
-        )
-    kinds: dict[str, type] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
-    if config.normalization not in kinds:
-        raise ValueError(
-            f"--normalization {config.normalization}: memo's own norm is one of {sorted(kinds)}. "
-            "Use --transformer-impl transformer_engine for others."
-        )
-    module = kinds[config.normalization](hidden_size, eps=eps)
-    module._mark(config.sequence_parallel)
-    return module
+
+    def __new__(  # type: ignore[misc]
+        cls, config, hidden_size: int, eps: float = 1e-5, **_unused_upstream_options
+    ) -> nn.Module:
+        if config.layernorm_zero_centered_gamma:
+            raise ValueError(
+                "--apply-layernorm-1p: memo's own norm has no zero-centred gamma. Leave the flag "
+                "out, or use --transformer-impl transformer_engine, whose norm has it."
+            )
+        kinds: dict[str, type] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
+        if config.normalization not in kinds:
+            raise ValueError(
+                f"--normalization {config.normalization}: memo's own norm is one of "
+                f"{sorted(kinds)}. Use --transformer-impl transformer_engine for others."
+            )
+        module = kinds[config.normalization](hidden_size, eps=eps)
+        module._mark(config.sequence_parallel)
+        return module
