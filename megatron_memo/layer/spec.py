@@ -137,6 +137,12 @@ def memo_layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
 
     args, config, memo = get_args(), compat.transformer_config(model_config), MemoConfig.from_env()
     check_supported(args, memo)
+    if args.mtp_num_layers and not compat.describes_models():
+        raise ValueError(
+            f"--mtp-num-layers {args.mtp_num_layers}: memo's layers predict further tokens from "
+            f"Megatron core 0.19 on, and this is {compat.version()}. Take 0.19 or newer, or drop "
+            "the flag."
+        )
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
     layers = config.num_layers + (config.mtp_num_layers or 0)
     what = describe(memo, layer_tokens(args), ranks, layers, config.context_parallel_size)

@@ -11,7 +11,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from megatron_memo import __version__, platform
+from megatron_memo import __version__, compat, platform
 from megatron_memo.config import MemoConfig
 
 Fingerprint = dict[str, Any]
@@ -64,7 +64,7 @@ def fingerprint(args: Any, memo: MemoConfig | None, rank: dict[str, Any]) -> Fin
         configs have it by themselves, is left out: their version is in it.
     """
     from megatron.training.arguments import core_transformer_config_from_args
-    from megatron.training.training import get_megatron_ddp_config, get_megatron_optimizer_config
+    from megatron.training.training import get_megatron_optimizer_config
 
     from megatron_memo.training.loss_head import device_memory, head_of
 
@@ -81,7 +81,7 @@ def fingerprint(args: Any, memo: MemoConfig | None, rank: dict[str, Any]) -> Fin
             found[name] = _plain(value)
     for config in (
         core_transformer_config_from_args(args),
-        get_megatron_ddp_config(args),
+        compat.ddp_config(args),
         get_megatron_optimizer_config(args)[0],
     ):
         for field in dataclasses.fields(config):

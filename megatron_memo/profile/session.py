@@ -203,7 +203,7 @@ def pretrain(session: Session, on_cuda: bool) -> None:
         session: ends it when it has seen enough.
         on_cuda: CUDA's kernels are shown, by tensors without data.
     """
-    from megatron.training.arguments import parse_and_validate_args, parse_args
+    from megatron.training.arguments import parse_args
 
     from megatron_memo.training import command_line
     from megatron_memo.training.auto_setup import ratio_without_run
@@ -219,9 +219,8 @@ def pretrain(session: Session, on_cuda: bool) -> None:
     command_line.check_before_start(raw)
     _check_experts(raw)
     try:
-        args = parse_and_validate_args(
-            extra_args_provider=command_line.add_arguments,
-            args_defaults=dict(command_line.ARGS_DEFAULTS),
+        args = compat.parse_and_validate_args(
+            command_line.add_arguments, dict(command_line.ARGS_DEFAULTS)
         )
     except AssertionError as refused:
         raise ValueError(f"Megatron refuses these flags: {refused or 'an assertion'}") from refused
@@ -233,10 +232,6 @@ def pretrain(session: Session, on_cuda: bool) -> None:
         memo = dataclasses.replace(memo, swap_ratio=ratio_without_run(args))
     session.args, session.memo = args, memo
 
-    from megatron.core.enums import ModelType
-    from megatron.training import pretrain as megatron_pretrain
-    from megatron.training.argument_utils import pretrain_cfg_container_from_args
-
     from megatron_memo.profile.batches import provider
     from megatron_memo.profile.markers import mark_steps
     from megatron_memo.training.gpt import embedding_ranks, forward_step
@@ -245,10 +240,10 @@ def pretrain(session: Session, on_cuda: bool) -> None:
     mark_steps()
     compat.wrap_train_step(session.step, lambda _iteration, run: run(), first=session.see_model)
     with suppress(_Finished):
-        megatron_pretrain(
-            pretrain_cfg_container_from_args(args, model_config),
+        compat.pretrain(
+            args,
+            model_config,
             provider(on_host=on_cuda),
-            ModelType.encoder_or_decoder,
             forward_step,
             get_embedding_ranks=embedding_ranks,
         )

@@ -38,7 +38,9 @@ def check_before_start(args: Namespace) -> None:
         ValueError: see ``training.checks``.
     """
     from megatron_memo.training.checks import check_files, check_flags
+    from megatron_memo.training.older_checks import check_older
 
+    check_older(args)
     if args.yaml_cfg is not None:
         _refuse_memo_flags_with_yaml(args)
         return
@@ -101,12 +103,14 @@ def check_validated(args: Namespace) -> tuple[MemoConfig | None, ModuleChoice, s
     from megatron_memo.training.checks import check_checkpoint, check_flags
     from megatron_memo.training.host_memory import with_host_memory
     from megatron_memo.training.loss_head import device_memory, head_of
+    from megatron_memo.training.older_checks import check_older
 
     memo = memo_config_from_args(args)
     if args.yaml_cfg is not None:
         return None, ModuleChoice(False), None
     modules = choose(args, memo)
     check_flags(args, memo, modules.replace)
+    check_older(args)
     check_checkpoint(args)
     head_of(args, device_memory(args))
     memo, room = with_host_memory(args, memo)
@@ -120,7 +124,14 @@ def model_config(args: Namespace, memo: MemoConfig | None, modules: ModuleChoice
         args: validated.
         memo: None without a swap ratio.
         modules: whose norm and attention.
+
+    Returns:
+        A GPTModelConfig, or before 0.19 a function that builds a model chunk.
     """
+    if not compat.describes_models():
+        from megatron_memo.training.older_model import model_provider
+
+        return model_provider(args, layer_spec(memo) if modules.replace else None)
     from megatron.training.argument_utils import gpt_config_from_args
 
     from megatron_memo.training import modelopt

@@ -9,13 +9,13 @@ from typing import Any
 from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
-from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.training import get_args, print_rank_0
 from megatron.training.datasets.fim_dataset import GPTFIMDataset, GPTFIMDatasetConfig
 from megatron.training.datasets.sft_dataset import SFTDataset
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
-from megatron_memo.training.gpt import mtp_here
+from megatron_memo import compat
+from megatron_memo.training.gpt import mtp_here, packs
 
 
 def built_on_this_rank(vp_stage: int | None = None, is_packed_sequence: bool = False) -> bool:
@@ -39,7 +39,7 @@ def dataset_config(args: Any) -> GPTDatasetConfig:
     settings: dict[str, Any] = {
         "random_seed": args.seed,
         "sequence_length": args.seq_length,
-        "tokenizer": build_tokenizer(args),
+        "tokenizer": compat.build_tokenizer(args),
         # which files, and which part of them
         "blend": blend,
         "blend_per_split": blend_per_split,
@@ -61,13 +61,14 @@ def dataset_config(args: Any) -> GPTDatasetConfig:
         "eod_mask_loss": args.eod_mask_loss,
         "create_attention_mask": args.create_attention_mask_in_dataloader,
         "allow_ambiguous_pad_tokens": args.allow_ambiguous_pad_tokens,
-        "inter_document_masking": args.dataloader_inter_document_masking,
         # how sequences are shared between ranks
         "data_parallel_size": args.data_parallel_size,
         "context_parallel_size": args.context_parallel_size,
         "sequence_parallel_size": args.tensor_model_parallel_size * args.sequence_parallel,
         "hybrid_context_parallel": args.hybrid_context_parallel,
     }
+    if getattr(args, "dataloader_inter_document_masking", False):  # since 0.19
+        settings["inter_document_masking"] = True
     if not args.fim_data:
         return GPTDatasetConfig(**settings)
     tokens = {name: getattr(args, f"fim_{name}_token") for name in _FIM_TOKENS}
@@ -112,7 +113,7 @@ def train_valid_test_datasets_provider(
             built_on_this_rank,
             vp_stage=vp_stage,
             # A stage in the middle needs the bounds of the sequences.
-            is_packed_sequence=args.sft or args.dataloader_inter_document_masking,
+            is_packed_sequence=packs(args),
         ),
         dataset_config(args),
     ).build()

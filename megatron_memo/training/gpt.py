@@ -11,22 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
+from megatron.core import parallel_state, utils
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.rerun_state_machine import get_rerun_state_machine
-from megatron.core.transformer.multi_token_prediction import get_mtp_ranks, mtp_on_this_rank
-from megatron.core.utils import (
-    StragglerDetector,
-    flatten_batch_for_packed_sequences,
-    get_attr_wrapped_model,
-    get_batch_on_this_cp_rank,
-    get_batch_on_this_tp_rank,
-)
-from megatron.training import get_args, get_timers
+from megatron.core.transformer.multi_token_prediction import get_mtp_ranks
+from megatron.core.utils import StragglerDetector, get_attr_wrapped_model
+from megatron.training import get_args, get_timers, training
 from megatron.training.arguments import core_transformer_config_from_args
-from megatron.training.training import update_seqlen_stats_from_cu_seqlens
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
+from megatron_memo import compat
 from megatron_memo.training.embedding import embedding_by
 from megatron_memo.training.loss_head import device_memory, head_of
 from megatron_memo.training.modelopt import distillation_loss
@@ -59,13 +53,12 @@ _straggler = StragglerDetector()
 
 def mtp_here(args: Any, vp_stage: int | None) -> bool:
     """Whether this rank holds multi-token prediction layers."""
-    config = core_transformer_config_from_args(args)
-    return mtp_on_this_rank(
-        layout=config.pipeline_model_parallel_layout,
-        mtp_num_layers=config.mtp_num_layers,
-        ignore_virtual=False,
-        vp_stage=vp_stage,
-    )
+    return compat.mtp_on_this_rank(core_transformer_config_from_args(args), vp_stage)
+
+
+def packs(args: Any) -> bool:
+    """Whether a sample is several sequences (``--dataloader-inter-document-masking``: 0.19)."""
+    return bool(args.sft or getattr(args, "dataloader_inter_document_masking", False))
 
 
 def get_batch(data_iterator: Iterator[Batch], vp_stage: int | None = None) -> Batch:
@@ -76,20 +69,23 @@ def get_batch(data_iterator: Iterator[Batch], vp_stage: int | None = None) -> Ba
     [b, 1, s, s] bool where the loader makes one.
     """
     args = get_args()
-    packed = args.sft or args.dataloader_inter_document_masking
+    packed = packs(args)
     has_mtp = mtp_here(args, vp_stage)
     at_an_end = is_first_or_last_pipeline_stage(vp_stage) or has_mtp
     if not at_an_end and not packed:
         return dict.fromkeys(BATCH_KEYS)
 
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
+    older = compat.older_batch(data_iterator, BATCH_KEYS, has_mtp)
+    if older is not None:
+        return older
     batch: Batch = {}
     if tp_rank == 0:
         batch = next(data_iterator)
         for key in BATCH_KEYS:
             value = batch.get(key)
             batch[key] = None if value is None else value.cuda(non_blocking=True)
-    batch = get_batch_on_this_tp_rank(
+    batch = utils.get_batch_on_this_tp_rank(
         batch,
         broadcast_src_rank=parallel_state.get_tensor_model_parallel_src_rank(),
         broadcast_group=parallel_state.get_tensor_model_parallel_group(),
@@ -105,11 +101,11 @@ def get_batch(data_iterator: Iterator[Batch], vp_stage: int | None = None) -> Ba
         is_pipeline_first_stage=parallel_state.is_pipeline_first_stage(),
         is_pipeline_last_stage=parallel_state.is_pipeline_last_stage(),
     )
-    batch = flatten_batch_for_packed_sequences(batch)
+    batch = utils.flatten_batch_for_packed_sequences(batch)
     if not at_an_end:
         return dict.fromkeys(BATCH_KEYS) | {key: batch[key] for key in _MIDDLE_STAGE_KEYS}
 
-    batch = get_batch_on_this_cp_rank(
+    batch = utils.get_batch_on_this_cp_rank(
         batch,
         is_hybrid_cp=args.hybrid_context_parallel,
         cp_group=parallel_state.get_context_parallel_group(),
@@ -128,7 +124,7 @@ def packed_params(batch: Batch, tokens_per_sample: int) -> PackedSeqParams | Non
     padded = batch["cu_seqlens_padded"]
     padded = None if padded is None else padded.squeeze(0)
     # Throughput counts real tokens, whatever the padding.
-    update_seqlen_stats_from_cu_seqlens(real)
+    training.update_seqlen_stats_from_cu_seqlens(real)
     bounds = real if padded is None else padded
     longest = int(batch["max_seqlen"].item())
     cp_size = batch["local_cp_size"]
@@ -161,7 +157,7 @@ def loss_func(
         for the log.
     """
     args = get_args()
-    if args.logits_load_dir is not None:
+    if getattr(args, "logits_load_dir", None) is not None:  # since 0.19
         loss, tokens, report = _cached_logits_loss(args)(loss_mask, output_tensor, model=model)
     elif getattr(args, "modelopt_enabled", False):
         loss, tokens, report = distillation_loss(loss_mask, output_tensor, model=model)

@@ -70,10 +70,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         exit_with(str(mistake))
     if not torch.cuda.is_available():
         platform.activate()
+    try:
+        compat.check_version(training=True)
+    except ValueError as mistake:
+        exit_with(str(mistake))
     compat.install_import_hooks()
 
     from megatron.training import set_startup_timestamps
-    from megatron.training.arguments import parse_and_validate_args, parse_args
+    from megatron.training.arguments import parse_args
 
     raw = parse_args(extra_args_provider=add_arguments)
     if platform.is_active():
@@ -86,9 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from megatron_memo.training.auto_setup import auto_ratio
 
     set_startup_timestamps(program_start=_PROGRAM_START, main_entry=entered)
-    args = parse_and_validate_args(
-        extra_args_provider=add_arguments, args_defaults=dict(ARGS_DEFAULTS)
-    )
+    args = compat.parse_and_validate_args(add_arguments, dict(ARGS_DEFAULTS))
     try:
         memo, modules, room = check_validated(args)
         auto = auto_ratio(args, memo, log)
@@ -116,10 +118,6 @@ def _pretrain(
         planned: memory plans, if wanted.
         auto: finds the ratio, if it is to be found.
     """
-    from megatron.core.enums import ModelType
-    from megatron.training import inprocess_restart, pretrain
-    from megatron.training.argument_utils import pretrain_cfg_container_from_args
-
     from megatron_memo.plan.plan_file import PlanError
     from megatron_memo.training import modelopt
     from megatron_memo.training.auto_ratio import NoRatio
@@ -130,7 +128,6 @@ def _pretrain(
     from megatron_memo.training.start_line import start_line
     from megatron_memo.training.traffic import NothingSwapped
 
-    pretrain, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     modelopt.enable(args)
     config = model_config(args, memo, modules)
     if modules.why:
@@ -168,12 +165,12 @@ def _pretrain(
         compat.wrap_train_step(_as_is, _as_is, first=start.begin)
     try:
         with listening:
-            pretrain(
-                pretrain_cfg_container_from_args(args, config),
+            compat.pretrain(
+                args,
+                config,
                 train_valid_test_datasets_provider,
-                ModelType.encoder_or_decoder,
                 forward_step,
-                store=store,
+                store=None,
                 get_embedding_ranks=embedding_ranks,
             )
     except (PlanError, NothingSwapped, NoRatio) as refusal:

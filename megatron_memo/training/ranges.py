@@ -58,7 +58,7 @@ def nvtx_ranges(args: Namespace) -> Ranges | None:
     """
     import torch
 
-    if not (args.profile and args.nvtx_ranges):
+    if not (args.profile and getattr(args, "nvtx_ranges", False)):  # a flag since 0.18
         return None
     if args.profile_ranks and args.rank not in args.profile_ranks:
         return None
