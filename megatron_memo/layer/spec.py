@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from megatron_memo import compat
+from megatron_memo import compat, compat_versions
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.chunks import describe, layer_tokens
 from megatron_memo.layer.transformer_layer import MemoTransformerLayer
@@ -82,8 +82,8 @@ def block_spec(
         memo: None for upstream's layer over our modules.
         vp_stage: virtual pipeline stage.
     """
-    config = compat.transformer_config(model_config)
-    upstream = compat.default_layer_spec(model_config, vp_stage)
+    config = compat_versions.transformer_config(model_config)
+    upstream = compat_versions.default_layer_spec(model_config, vp_stage)
     if isinstance(upstream, TransformerBlockSubmodules):  # layers with and without experts
         return MemoBlockSubmodules(
             layer_specs=[memo_spec(layer, config, memo) for layer in upstream.layer_specs],
@@ -121,7 +121,7 @@ def mtp_spec(spec: Any, block: Any, config: TransformerConfig) -> Any:
 
 
 compat.change_mtp_spec(mtp_spec)
-compat.take_function_for_layers()
+compat_versions.take_function_for_layers()
 
 
 def memo_layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
@@ -135,13 +135,17 @@ def memo_layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
 
     from megatron_memo.refusals import check_supported
 
-    args, config, memo = get_args(), compat.transformer_config(model_config), MemoConfig.from_env()
+    args, config, memo = (
+        get_args(),
+        compat_versions.transformer_config(model_config),
+        MemoConfig.from_env(),
+    )
     check_supported(args, memo)
-    if args.mtp_num_layers and not compat.describes_models():
+    if args.mtp_num_layers and not compat_versions.describes_models():
         raise ValueError(
             f"--mtp-num-layers {args.mtp_num_layers}: memo's layers predict further tokens from "
-            f"Megatron core 0.19 on, and this is {compat.version()}. Take 0.19 or newer, or drop "
-            "the flag."
+            f"Megatron core 0.19 on, and this is {compat_versions.version()}. Take 0.19 or newer, "
+            "or drop the flag."
         )
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
     layers = config.num_layers + (config.mtp_num_layers or 0)

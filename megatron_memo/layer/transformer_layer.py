@@ -24,7 +24,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
-from megatron_memo import compat, phases
+from megatron_memo import compat_versions, phases
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.attention import AttentionStep, QkvStore
 from megatron_memo.layer.chunks import Chunk, Fate, plan_chunks
@@ -77,7 +77,7 @@ class MemoTransformerLayer(TransformerLayer):
         given = inspect.signature(TransformerLayer).bind(*args, **kwargs).arguments
         # `layer_number` counts over all stages; what was given counts over this model chunk.
         # Layers of multi-token prediction count for themselves and come after all others.
-        self.further = compat.is_mtp_layer(self)
+        self.further = compat_versions.is_mtp_layer(self)
         follows = self.further and get_num_layers_to_build(self.config, given.get("vp_stage")) > 0
         self.first_of_chunk = given.get("layer_number", 1) == 1 and not follows
         # Attention runs once and keeps no scores, whatever --recompute-modules core_attn asks for.

@@ -11,7 +11,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from megatron_memo import __version__, compat, platform
+from megatron_memo import __version__, compat_versions, platform
 from megatron_memo.config import MemoConfig
 
 Fingerprint = dict[str, Any]
@@ -81,7 +81,7 @@ def fingerprint(args: Any, memo: MemoConfig | None, rank: dict[str, Any]) -> Fin
             found[name] = _plain(value)
     for config in (
         core_transformer_config_from_args(args),
-        compat.ddp_config(args),
+        compat_versions.ddp_config(args),
         get_megatron_optimizer_config(args)[0],
     ):
         for field in dataclasses.fields(config):

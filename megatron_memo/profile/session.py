@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from megatron_memo import compat, platform
+from megatron_memo import compat, compat_versions, platform
 from megatron_memo.arguments import ratio_is_auto
 from megatron_memo.config import MemoConfig
 from megatron_memo.ops import as_on_cuda, fused, workspace
@@ -219,7 +219,7 @@ def pretrain(session: Session, on_cuda: bool) -> None:
     command_line.check_before_start(raw)
     _check_experts(raw)
     try:
-        args = compat.parse_and_validate_args(
+        args = compat_versions.parse_and_validate_args(
             command_line.add_arguments, dict(command_line.ARGS_DEFAULTS)
         )
     except AssertionError as refused:
@@ -240,7 +240,7 @@ def pretrain(session: Session, on_cuda: bool) -> None:
     mark_steps()
     compat.wrap_train_step(session.step, lambda _iteration, run: run(), first=session.see_model)
     with suppress(_Finished):
-        compat.pretrain(
+        compat_versions.pretrain(
             args,
             model_config,
             provider(on_host=on_cuda),

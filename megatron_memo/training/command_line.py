@@ -10,7 +10,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from megatron_memo import compat
+from megatron_memo import compat, compat_versions
 from megatron_memo.arguments import (
     add_memo_arguments,
     memo_config_from_args,
@@ -128,7 +128,7 @@ def model_config(args: Namespace, memo: MemoConfig | None, modules: ModuleChoice
     Returns:
         A GPTModelConfig, or before 0.19 a function that builds a model chunk.
     """
-    if not compat.describes_models():
+    if not compat_versions.describes_models():
         from megatron_memo.training.older_model import model_provider
 
         return model_provider(args, layer_spec(memo) if modules.replace else None)

@@ -14,7 +14,7 @@ from megatron.training.datasets.fim_dataset import GPTFIMDataset, GPTFIMDatasetC
 from megatron.training.datasets.sft_dataset import SFTDataset
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
-from megatron_memo import compat
+from megatron_memo import compat_versions
 from megatron_memo.training.gpt import mtp_here, packs
 
 
@@ -39,7 +39,7 @@ def dataset_config(args: Any) -> GPTDatasetConfig:
     settings: dict[str, Any] = {
         "random_seed": args.seed,
         "sequence_length": args.seq_length,
-        "tokenizer": compat.build_tokenizer(args),
+        "tokenizer": compat_versions.build_tokenizer(args),
         # which files, and which part of them
         "blend": blend,
         "blend_per_split": blend_per_split,

@@ -20,7 +20,7 @@ from megatron.training import get_args, get_timers, training
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
-from megatron_memo import compat
+from megatron_memo import compat_versions
 from megatron_memo.training.embedding import embedding_by
 from megatron_memo.training.loss_head import device_memory, head_of
 from megatron_memo.training.modelopt import distillation_loss
@@ -53,7 +53,7 @@ _straggler = StragglerDetector()
 
 def mtp_here(args: Any, vp_stage: int | None) -> bool:
     """Whether this rank holds multi-token prediction layers."""
-    return compat.mtp_on_this_rank(core_transformer_config_from_args(args), vp_stage)
+    return compat_versions.mtp_on_this_rank(core_transformer_config_from_args(args), vp_stage)
 
 
 def packs(args: Any) -> bool:
@@ -76,7 +76,7 @@ def get_batch(data_iterator: Iterator[Batch], vp_stage: int | None = None) -> Ba
         return dict.fromkeys(BATCH_KEYS)
 
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
-    older = compat.older_batch(data_iterator, BATCH_KEYS, has_mtp)
+    older = compat_versions.older_batch(data_iterator, BATCH_KEYS, has_mtp)
     if older is not None:
         return older
     batch: Batch = {}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_memo import compat
+from megatron_memo import compat_versions
 from megatron_memo.arguments import device_budget_from_args
 from megatron_memo.layer.chunks import layer_tokens
 from megatron_memo.layer.rows import Rows
@@ -115,12 +115,12 @@ def head_of(args: Any, device_bytes: int | None) -> LossHead | None:
     if getattr(args, "memo_swap_ratio", None) is None:
         return None
     flag = getattr(args, "memo_loss_chunks", None)
-    if not compat.takes_output_processor():
+    if not compat_versions.takes_output_processor():
         if flag in (None, AUTO):
             return None
         raise ValueError(
             f"--memo-loss-chunks {flag}: Megatron takes a loss head of memo's since core 0.18, and "
-            f"this is {compat.version()}. Drop the flag, or take a newer Megatron."
+            f"this is {compat_versions.version()}. Drop the flag, or take a newer Megatron."
         )
     for attribute in _WANTS_WHOLE_LOGITS:
         if not getattr(args, attribute, None):

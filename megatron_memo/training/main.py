@@ -18,7 +18,7 @@ _PROGRAM_START = time.time()
 
 import torch  # noqa: E402  (its import is part of the start-up time that Megatron reports)
 
-from megatron_memo import compat, platform  # noqa: E402
+from megatron_memo import compat, compat_versions, platform  # noqa: E402
 from megatron_memo.arguments import (  # noqa: E402
     check_memo_words,
     measured_iteration,
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         platform.activate()
     try:
-        compat.check_version(training=True)
+        compat_versions.check_version(training=True)
     except ValueError as mistake:
         exit_with(str(mistake))
     compat.install_import_hooks()
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from megatron_memo.training.auto_setup import auto_ratio
 
     set_startup_timestamps(program_start=_PROGRAM_START, main_entry=entered)
-    args = compat.parse_and_validate_args(add_arguments, dict(ARGS_DEFAULTS))
+    args = compat_versions.parse_and_validate_args(add_arguments, dict(ARGS_DEFAULTS))
     try:
         memo, modules, room = check_validated(args)
         auto = auto_ratio(args, memo, log)
@@ -165,7 +165,7 @@ def _pretrain(
         compat.wrap_train_step(_as_is, _as_is, first=start.begin)
     try:
         with listening:
-            compat.pretrain(
+            compat_versions.pretrain(
                 args,
                 config,
                 train_valid_test_datasets_provider,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from megatron_memo import compat
+from megatron_memo import compat_versions
 
 # Attribute of the parsed arguments and the user's flag: each needs code of upstream's launch script
 # of that version that memo's launcher has for 0.19 only.
@@ -31,7 +31,7 @@ def check_older(args: Namespace) -> None:
     Raises:
         ValueError: the flag, the version and what to do.
     """
-    if compat.describes_models():
+    if compat_versions.describes_models():
         return
     given = [flag for name, flag in _NOT_BEFORE_019.items() if getattr(args, name, None)]
     if getattr(args, "transformer_impl", None) == "inference_optimized":
@@ -39,5 +39,5 @@ def check_older(args: Namespace) -> None:
     if given:
         raise ValueError(
             f"{' and '.join(given)}: memo's launcher knows this from Megatron core 0.19 on, and "
-            f"this is {compat.version()}. Take 0.19 or newer, or drop the flag."
+            f"this is {compat_versions.version()}. Take 0.19 or newer, or drop the flag."
         )

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from megatron_memo import compat
+from megatron_memo import compat_versions
 
 
 def model_provider(args: Namespace, layers: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def model_provider(args: Namespace, layers: Callable[..., Any] | None = None) ->
         elif args.spec is not None:
             spec = import_module(args.spec)
         else:
-            spec = compat.default_layer_spec(config, vp_stage)
+            spec = compat_versions.default_layer_spec(config, vp_stage)
         return GPTModel(
             config=config,
             transformer_layer_spec=spec,
