@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megatron_memo.estimate.job import Job
-from megatron_memo.layer.footprint import LayerShape, footprint
+from megatron_memo.layer.footprint import footprint
+from megatron_memo.layer.shape import LayerShape
 
 
 @dataclass(frozen=True)

@@ -13,112 +13,28 @@ NOTE: what depends on the kernels
 * A projection that takes its norm with it (Transformer Engine) saves the same tensors.
 The CUDA numbers follow from PyTorch's and Megatron's code and have not been seen on hardware.
 
-A layer of mixture of experts, latent attention, or upstream's own unfused core attention saves
-other tensors, which this list does not have.
+NOTE: mixtures of experts
+-------------------------
+What they move does not depend on the ratio but on `--memo-moe-experts`, and on how many tokens the
+router sends to this rank's experts: they are taken to get as many as all others. A rank that gets
+more moves more. Without expert parallelism the number is exact. What the router itself keeps is
+counted from above, in whole by a few per cent of a mixture's bytes.
+
+Upstream's own unfused core attention saves other tensors, which this list does not have.
 """
 
 from __future__ import annotations
 
-import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron_memo.config import MemoConfig
-from megatron_memo.layer.chunks import Fate, layer_tokens, packs, plan_chunks
+from megatron_memo.config import Experts, MemoConfig
+from megatron_memo.layer.chunks import Fate, plan_chunks
+from megatron_memo.layer.shape import ExpertShape, LatentShape, LayerShape
 from megatron_memo.swap.context import ALIGNMENT
 
 _STATISTICS = 4  # bytes of a norm's mean or factor, and of a log-sum-exp: fp32
-
-
-def not_foreseen(args: argparse.Namespace) -> str | None:
-    """The flag that gives the model layers which save what this list does not have, if any."""
-    if getattr(args, "num_experts", None):
-        return f"--num-experts {args.num_experts}"
-    if getattr(args, "multi_latent_attention", False):
-        return "--multi-latent-attention"
-    return None
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """What decides the size of a layer's saved tensors on one rank.
-
-    Attributes:
-        tokens: of one sequence that the rank's attention sees (its context-parallel share).
-        shared_by: ranks that share these tokens outside of attention: tp under sequence
-            parallelism, else 1.
-        batch: sequences of a micro-batch; 1 where they are packed in one row of tokens.
-        hidden: h.
-        ffn: this rank's columns of the MLP: f/tp.
-        heads: this rank's query heads.
-        groups: this rank's key and value heads.
-        head_dim: d.
-        itemsize: bytes of an activation.
-        rms_norm: RMSNorm, else LayerNorm.
-        qk_norm: queries and keys are normalised.
-        rotary_dim: dimensions of a head that RoPE turns, where cosines and sines are saved (not
-            fused); 0 otherwise.
-        gated: the MLP's activation is gated (SwiGLU): fc1 has 2f columns.
-        fused_activation: bias, activation and gate are one function that saves its input only.
-        dropout: hidden dropout is above 0.
-        on_cuda: CUDA's kernels (see NOTE).
-    """
-
-    tokens: int
-    hidden: int
-    ffn: int
-    heads: int
-    groups: int
-    head_dim: int
-    itemsize: int
-    shared_by: int = 1
-    batch: int = 1
-    rms_norm: bool = False
-    qk_norm: bool = False
-    rotary_dim: int = 0
-    gated: bool = False
-    fused_activation: bool = False
-    dropout: bool = False
-    on_cuda: bool = True
-
-    @property
-    def local_tokens(self) -> int:
-        """Rows of the layer's input on this rank."""
-        return self.tokens // self.shared_by
-
-    @classmethod
-    def from_args(cls, args: argparse.Namespace, *, on_cuda: bool) -> LayerShape:
-        """The shape that Megatron's validated arguments describe.
-
-        Args:
-            args: validated.
-            on_cuda: whose kernels will run.
-        """
-        tp = args.tensor_model_parallel_size
-        heads = args.num_attention_heads
-        grouped = getattr(args, "group_query_attention", False)
-        groups = args.num_query_groups if grouped else heads
-        rope = getattr(args, "position_embedding_type", "") in ("rope", "yarn", "mrope")
-        saves_rope = rope and not getattr(args, "apply_rope_fusion", False)
-        swiglu = bool(getattr(args, "swiglu", False))
-        return cls(
-            tokens=layer_tokens(args) // (getattr(args, "context_parallel_size", None) or 1),
-            shared_by=tp if args.sequence_parallel else 1,
-            batch=1 if packs(args) else args.micro_batch_size,
-            hidden=args.hidden_size,
-            ffn=args.ffn_hidden_size // tp,
-            heads=heads // tp,
-            groups=max(groups // tp, 1),
-            head_dim=args.kv_channels,
-            itemsize=args.params_dtype.itemsize,
-            rms_norm=args.normalization == "RMSNorm",
-            qk_norm=bool(getattr(args, "qk_layernorm", False)),
-            rotary_dim=int(args.kv_channels * args.rotary_percent) if saves_rope else 0,
-            gated=swiglu or bool(getattr(args, "quick_geglu", False)),
-            fused_activation=bool(args.bias_swiglu_fusion if swiglu else args.bias_gelu_fusion),
-            dropout=args.hidden_dropout > 0,
-            on_cuda=on_cuda,
-        )
 
 
 @dataclass(frozen=True)
@@ -130,12 +46,14 @@ class Saved:
         everywhere: it holds every token that attention sees, else this rank's own.
         always: it leaves whatever alpha is.
         whatever_size: `min_swap_bytes` does not keep it on the device.
+        pieces: tensors that it consists of, one an expert.
     """
 
-    row_bytes: int
+    row_bytes: float
     everywhere: bool = False
     always: bool = False
     whatever_size: bool = False
+    pieces: int = 1
 
 
 @dataclass(frozen=True)
@@ -143,7 +61,7 @@ class Footprint:
     """Bytes of one layer and one micro-batch.
 
     Attributes:
-        always: layer input, attention output and log-sum-exp.
+        always: layer input, attention output and log-sum-exp; all that a mixture of experts saves.
         others: everything else that is saved, for all tokens; the fraction alpha of it moves.
     """
 
@@ -155,16 +73,21 @@ class Footprint:
         return self.always + round(swap_ratio * self.others)
 
 
-def footprint(shape: LayerShape) -> Footprint:
-    """What the layer moves, if no tensor is too small to be worth moving."""
+def footprint(shape: LayerShape, experts: Experts = Experts.SWAP) -> Footprint:
+    """What the layer moves, if no tensor is too small to be worth moving.
+
+    Args:
+        shape: the layer's.
+        experts: what happens to a mixture of experts.
+    """
     sizes = {True: 0, False: 0}
-    for saved in saved_tensors(shape):
-        sizes[saved.always] += saved.row_bytes * _rows(shape, saved, shape.local_tokens)
+    for saved in saved_tensors(shape, experts):
+        sizes[saved.always] += _nbytes(shape, saved, shape.local_tokens)
     return Footprint(always=sizes[True], others=sizes[False])
 
 
 def moved_bytes(shape: LayerShape, memo: MemoConfig) -> int:
-    """Bytes that a swapping layer's copies move, exactly.
+    """Bytes that a swapping layer's copies move; exactly, but for experts (see NOTE).
 
     Args:
         shape: the layer's.
@@ -188,41 +111,48 @@ def host_bytes(shape: LayerShape, memo: MemoConfig) -> int:
 def _storages(shape: LayerShape, memo: MemoConfig) -> Iterator[int]:
     chunks = plan_chunks(memo, shape.local_tokens, shape.shared_by, keep=False)
     swapped = [c.stop - c.start for c in chunks if c.fate is Fate.SWAP]
-    for saved in saved_tensors(shape):
+    for saved in saved_tensors(shape, memo.moe_experts):
         for count in [shape.local_tokens] if saved.always else swapped:
-            nbytes = saved.row_bytes * _rows(shape, saved, count)
+            nbytes = _nbytes(shape, saved, count)
             if saved.whatever_size or nbytes >= memo.min_swap_bytes:
-                yield nbytes
+                yield from (math.ceil(nbytes / saved.pieces),) * saved.pieces
 
 
-def _rows(shape: LayerShape, saved: Saved, local_rows: int) -> int:
-    return local_rows * (shape.shared_by if saved.everywhere else 1)
+def _nbytes(shape: LayerShape, saved: Saved, local_rows: int) -> int:
+    return math.ceil(saved.row_bytes * local_rows * (shape.shared_by if saved.everywhere else 1))
 
 
-def saved_tensors(shape: LayerShape) -> Iterator[Saved]:
+def saved_tensors(shape: LayerShape, experts: Experts = Experts.SWAP) -> Iterator[Saved]:
     """Every tensor that is moved for the swapped tokens, views of one storage counted once."""
     itemsize, batch = shape.itemsize, shape.batch
-    hidden = batch * shape.hidden * itemsize
-    heads, groups = (batch * n * shape.head_dim * itemsize for n in (shape.heads, shape.groups))
+    hidden, each = batch * shape.hidden * itemsize, batch * itemsize
     # The layer's input and what attention itself saves.
     yield Saved(hidden, always=True, whatever_size=True)
-    yield Saved(heads, everywhere=True, always=True, whatever_size=True)
+    yield Saved(each * shape.output, everywhere=True, always=True, whatever_size=True)
     yield Saved(batch * shape.heads * _STATISTICS, everywhere=True, always=True)
-    for part in (heads, groups, groups):  # q, k and v, as attention reads them
-        yield Saved(part, everywhere=True, whatever_size=True)
+    for part in (shape.query, shape.key, shape.value):  # as attention reads them
+        yield Saved(each * part, everywhere=True, whatever_size=True)
     # Before attention.
     yield from _norm(shape, shape.hidden, 1, inputs=[])
     yield Saved(hidden)  # the projection's input
-    if shape.qk_norm:
+    if shape.latent is not None:
+        yield from _latents(shape, shape.latent)
+    elif shape.qk_norm:
         yield from _qk_norms(shape)
     for _ in range(4 if shape.rotary_dim else 0):  # cosines and sines, of q's turn and of k's
         yield Saved(shape.rotary_dim * itemsize, everywhere=True)
     # After attention.
     yield from _norm(shape, shape.hidden, 1, inputs=[hidden])
+    mask = batch * shape.hidden * (1 if shape.on_cuda else itemsize)
+    if shape.experts is not None:
+        if shape.dropout:
+            yield Saved(mask)
+        yield from _mixture(shape, shape.experts, experts)
+        return
     yield Saved(hidden)  # fc1's input
     for _ in range(2 if shape.dropout else 0):
-        yield Saved(batch * shape.hidden * (1 if shape.on_cuda else itemsize))
-    ffn = batch * shape.ffn * itemsize
+        yield Saved(mask)
+    ffn = each * shape.ffn
     yield Saved((2 if shape.gated else 1) * ffn, everywhere=True)  # the activation's input
     if shape.gated and not shape.fused_activation:
         yield from (Saved(ffn, everywhere=True),) * 2  # both factors of the gate
@@ -268,3 +198,88 @@ def _qk_norms(shape: LayerShape) -> Iterator[Saved]:
         inputs = [queries]
     yield from _norm(shape, shape.head_dim, shape.heads, inputs=inputs, everywhere=True)
     yield from _norm(shape, shape.head_dim, shape.groups, inputs=[keys] * 2, everywhere=True)
+
+
+def _latents(shape: LayerShape, latent: LatentShape) -> Iterator[Saved]:
+    """The down-projections' outputs, which ranks gather and share out again, and their norms."""
+    each = shape.batch * shape.itemsize
+    widths = []
+    if latent.q_rank is not None:
+        # Of a gathered tensor that at most two ranks share a rank's part is at least half.
+        whole = shape.shared_by <= 2
+        stored = each * latent.q_rank * (shape.shared_by if whole else 1)
+        widths.append((latent.q_rank, stored, 1 if whole else 2))
+    # Keys' positions lie in the same storage, but are left behind where ranks share the tokens.
+    alone = shape.shared_by > 1 or latent.kv_rank < latent.rope_dim
+    stored = each * (latent.kv_rank + (0 if alone else latent.rope_dim))
+    widths.append((latent.kv_rank, stored, 1 if shape.shared_by > 1 or not alone else 2))
+    for width, stored, copies in widths:
+        if shape.qk_norm:
+            yield from _norm(shape, width, 1, inputs=[stored] * copies)
+            yield Saved(each * width)  # its output
+        else:
+            yield Saved(stored)
+
+
+def _mixture(shape: LayerShape, experts: ExpertShape, policy: Experts) -> Iterator[Saved]:
+    """What leaves of a mixture of experts, over all tokens at once."""
+    if policy is Experts.KEEP:
+        return
+    batch, hidden = shape.batch, shape.hidden * shape.itemsize
+    for row_bytes in _router(shape, experts):
+        yield Saved(batch * row_bytes, always=True)
+    for row_bytes in _experts(shape, experts, whole=policy is Experts.SWAP):
+        yield Saved(
+            batch * row_bytes,
+            always=True,
+            whatever_size=policy is Experts.RECOMPUTE,
+            pieces=experts.local if policy is Experts.SWAP else 1,
+        )
+    if policy is Experts.SWAP and experts.shared_ffn:
+        for row_bytes in _inside(shape, experts.shared_ffn, weighted=False):
+            yield Saved(batch * row_bytes, everywhere=True, always=True)
+        if experts.shared_gate:
+            yield Saved(batch * (hidden + 2 * experts.router_itemsize), always=True)
+    if shape.dropout:
+        mask = batch * shape.hidden * (1 if shape.on_cuda else shape.itemsize)
+        yield Saved(mask, always=True)
+
+
+def _router(shape: LayerShape, experts: ExpertShape) -> Iterator[float]:
+    """Bytes a token, tensor by tensor: its input, choices, scores, and where tokens go."""
+    score, index = experts.router_itemsize, 8
+    yield shape.hidden * shape.itemsize
+    visits = experts.visits(shape.batch * shape.local_tokens)
+    chosen = visits if experts.padded else experts.topk * experts.tp
+    yield from (index * chosen,) * 2
+    yield from (index * experts.topk, score * experts.topk)
+    if 2 * experts.topk >= experts.count:
+        yield index * experts.count  # of a sort over all of them a half is used
+    kept = 2 * experts.whole_scores + experts.aux_loss + experts.z_loss
+    yield from (score * experts.count,) * kept
+    if experts.aux_loss:
+        yield index * experts.topk
+    if experts.z_loss:
+        yield score
+
+
+def _experts(shape: LayerShape, experts: ExpertShape, *, whole: bool) -> Iterator[float]:
+    """Bytes a token of this rank's, tensor by tensor: tokens that experts get, with their scores;
+    `whole`: and all that experts save."""
+    visits = experts.visits(shape.batch * shape.local_tokens)
+    hidden = shape.hidden * shape.itemsize
+    yield visits * experts.router_itemsize
+    # Of two experts, the one with more tokens keeps the storage of both.
+    twice = whole and experts.local == 2 and not experts.padded
+    yield visits * hidden * (1.5 if twice else 1)
+    if whole:
+        yield from (visits * each for each in _inside(shape, experts.ffn, weighted=True))
+
+
+def _inside(shape: LayerShape, ffn: int, *, weighted: bool) -> Iterator[int]:
+    """Of an expert between its projections; `weighted`: by the router's score."""
+    inner = ffn * shape.itemsize
+    yield (2 if shape.gated else 1) * inner  # the activation's input
+    if not shape.fused_activation:
+        yield from (inner,) * ((2 if shape.gated else 0) + weighted)
+    yield inner  # fc2's input

@@ -12,7 +12,8 @@ from megatron_memo.estimate.calibration import Calibration
 from megatron_memo.estimate.cost import Costs
 from megatron_memo.estimate.hardware import Machine, gpu
 from megatron_memo.estimate.job import Experts, Job
-from megatron_memo.layer.footprint import LayerShape, footprint
+from megatron_memo.layer.footprint import footprint
+from megatron_memo.layer.shape import LayerShape
 
 A800 = Machine(gpu("a800-80g"))
 

@@ -28,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron_memo import phases
 from megatron_memo.config import HostSettings, MemoConfig
 from megatron_memo.layer.chunks import plan_chunks
-from megatron_memo.layer.footprint import LayerShape, host_bytes, moved_bytes
+from megatron_memo.layer.footprint import host_bytes, moved_bytes
+from megatron_memo.layer.shape import LayerShape
 from megatron_memo.profile.storage import StorageMeter
 from megatron_memo.swap.cpu import HostThreadBackend
 from megatron_memo.swap.engine import SwapEngine, get_engine
@@ -564,18 +565,25 @@ def footprints():
             on_cuda=False,
         )
         built = block(cfg, memo(0.5, 1))
-        for ratio, chunks, smallest in ((0.0, 2, 0), (0.4, 4, 2000), (1.0, 1, 0), (1.0, 3, 2000)):
-            settings = memo(ratio, chunks, min_swap_bytes=smallest)
-            fresh_engine()
-            run(with_settings(built, settings), given)
-            stats = get_engine().stats()
-            rows.append(
-                dict(
-                    case=f"{style} {other} {settings}",
-                    counted=[stats["d2h_bytes"], stats["host_bytes"]],
-                    told=[moved_bytes(shape, settings), host_bytes(shape, settings)],
-                )
+        rows += counted_and_told(f"{style} {other}", built, given, shape)
+    return rows
+
+
+def counted_and_told(name, built, given, shape, **other):
+    """A row for each of several settings: the engine's bytes, and those of the layer's shape."""
+    rows = []
+    for ratio, chunks, smallest in ((0.0, 2, 0), (0.4, 4, 2000), (1.0, 1, 0), (1.0, 3, 2000)):
+        settings = memo(ratio, chunks, min_swap_bytes=smallest, **other)
+        fresh_engine()
+        run(with_settings(built, settings), given)
+        stats = get_engine().stats()
+        rows.append(
+            dict(
+                case=f"{name} {settings}",
+                counted=[stats["d2h_bytes"], stats["host_bytes"]],
+                told=[moved_bytes(shape, settings), host_bytes(shape, settings)],
             )
+        )
     return rows
 
 

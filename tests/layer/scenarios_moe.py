@@ -4,15 +4,27 @@ import gc
 from contextlib import contextmanager
 
 import torch
-from harness import block_of, config, data, differing, fresh_engine, largest_error, run
+from harness import (
+    HEADS,
+    HIDDEN,
+    block_of,
+    config,
+    data,
+    differing,
+    fresh_engine,
+    largest_error,
+    run,
+)
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from scenarios import EVERYTHING, memo, with_settings
+from scenarios import EVERYTHING, counted_and_told, memo, with_settings
 
 from megatron_memo.config import Experts
+from megatron_memo.layer.shape import ExpertShape, LayerShape
 from megatron_memo.swap.engine import get_engine
 
 TOKENS = 41  # a rank's
+QUIET = dict(moe_aux_loss_coeff=0.0, moe_z_loss_coeff=None)
 
 
 def _config(**other):
@@ -134,3 +146,79 @@ def experts_memory():
             moved_in_evaluation=get_engine().stats()["d2h_bytes"] - before,
         )  # fmt: skip
     return answer
+
+
+# Name -> of the config, of the shape.
+FOOTPRINTS = {
+    "losses": (dict(), dict(aux_loss=True, z_loss=True)),
+    "allgather": (
+        dict(moe_token_dispatcher_type="allgather"),
+        dict(aux_loss=True, z_loss=True),
+    ),
+    "fused, shared": (
+        dict(
+            bias_activation_fusion=True,
+            moe_shared_expert_intermediate_size=48,
+            moe_shared_expert_gate=True,
+            **QUIET,
+        ),
+        dict(shared_ffn=48, shared_gate=True),
+    ),
+    "many experts": (
+        dict(num_moe_experts=16, moe_router_score_function="sigmoid", **QUIET),
+        dict(count=16, local=16, whole_scores=True),
+    ),
+    "dropout": (dict(dropout=0.1, dtype=torch.bfloat16, **QUIET), dict()),
+    "padded": (
+        dict(moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True, **QUIET),
+        dict(capacity=1.0, padded=True),
+    ),
+}
+
+
+def expert_footprints():
+    """`scenarios.footprints` of layers with experts."""
+    ranks, tp = (
+        parallel_state.get_expert_model_parallel_world_size(),
+        parallel_state.get_expert_tensor_parallel_world_size(),
+    )
+    shared_by = parallel_state.get_tensor_model_parallel_world_size()
+    rows = []
+    for name, (other, of_shape) in FOOTPRINTS.items():
+        cfg = _config(**(dict(layers=1, moe_token_dispatcher_type="alltoall") | other))
+        given = data(cfg, 97 * shared_by)
+        experts = dict(count=4, topk=2, ffn=96 // tp, local=4, tp=tp) | of_shape
+        experts["local"] //= ranks
+        if "shared_ffn" in experts:
+            experts["shared_ffn"] //= shared_by
+        shape = LayerShape(
+            tokens=97 * shared_by,
+            shared_by=shared_by,
+            hidden=HIDDEN,
+            ffn=0,
+            heads=HEADS // shared_by,
+            groups=cfg.num_query_groups // shared_by,
+            head_dim=HIDDEN // HEADS,
+            itemsize=cfg.params_dtype.itemsize,
+            rms_norm=True,
+            rotary_dim=HIDDEN // HEADS,
+            gated=True,
+            fused_activation=cfg.bias_activation_fusion,
+            dropout=cfg.hidden_dropout > 0,
+            on_cuda=False,
+            experts=ExpertShape(**experts),
+        )
+        spec = get_gpt_layer_local_spec(
+            num_experts=cfg.num_moe_experts, normalization=cfg.normalization
+        )
+        built = block_of([spec], cfg, memo(0.5, 1))
+        for policy in Experts:
+            case = f"{name} {policy.value}"
+            rows += counted_and_told(case, built, given, shape, moe_experts=policy)
+    return rows
+
+
+def expert_footprints_over_ranks():
+    """The same where tokens have to travel."""
+    with _experts_over_ranks():
+        return expert_footprints()

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from megatron_memo.config import MemoConfig
-from megatron_memo.layer.footprint import LayerShape, footprint, moved_bytes
+from megatron_memo.layer.footprint import footprint, moved_bytes
+from megatron_memo.layer.shape import LayerShape
 
 # One rank of 8 of a 7B model at 1M tokens (MEMO, arXiv 2407.12117), without RoPE and dropout.
 PAPER = LayerShape(
@@ -18,9 +19,29 @@ UNIT = 2**20 * 4096 // 8 * 2  # bytes of b s h / tp elements
 
 @pytest.mark.timeout(900)  # the first test that asks runs the scenarios
 @pytest.mark.parametrize("ranks", [1, 2], ids=lambda ranks: f"tp{ranks}")
-def test_every_byte_that_a_layer_moves_is_told_from_its_shape(answers, ranks):
-    for row in (row for rank in answers("footprints", ranks) for row in rank):
+@pytest.mark.parametrize("layers", ["footprints", "latent_footprints"])
+def test_every_byte_that_a_layer_moves_is_told_from_its_shape(answers, layers, ranks):
+    for row in (row for rank in answers(layers, ranks) for row in rank):
         assert row["counted"] == row["told"], row["case"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("scenario", "ranks"),
+    [("expert_footprints", 1), ("expert_footprints", 2), ("expert_footprints_over_ranks", 2)],
+)
+def test_what_experts_move_is_told_from_above_by_a_few_per_cent(answers, scenario, ranks):
+    """Where ranks have different experts, one gets more tokens than another: on the average."""
+    for rows in zip(*answers(scenario, ranks), strict=True):
+        for counted, told in zip(
+            (
+                sum(column) / len(rows)
+                for column in zip(*(row["counted"] for row in rows), strict=True)
+            ),
+            rows[0]["told"],
+            strict=True,
+        ):
+            assert 0.999 * counted <= told <= 1.06 * counted, rows[0]
 
 
 def test_the_papers_layer_saves_the_papers_16_units():
