@@ -8,8 +8,10 @@ schedules run some forwards before the first backward (source: `get_pp_rank_micr
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from megatron_memo.layer.layout import layout_of
 
 
 @dataclass(frozen=True)
@@ -21,38 +23,46 @@ class Held:
         layers: of the stage, those that swap.
         passes: (layer, micro-batch) pairs held at once; `layers` times the micro-batches in flight
             without virtual stages.
+        weight: of these pairs, together.
     """
 
     stage: int
     layers: int
     passes: int
+    weight: int
 
 
-def most_held(args: argparse.Namespace, resident_layers: int) -> Held:
+def most_held(
+    args: argparse.Namespace, resident_layers: int, weight: Callable[[int], int] | None = None
+) -> Held:
     """What the fullest stage holds.
 
     Args:
         args: Megatron's, validated.
         resident_layers: the model's last layers, which do not swap.
+        weight: of a layer, by its number from 1, for one micro-batch; None weighs all alike.
     """
-    stages = [
-        Held(stage, sum(layers), _peak(layers, stage, args))
-        for stage, layers in enumerate(_swapping_layers(args, resident_layers))
-    ]
-    return max(stages, key=lambda held: held.passes)
+    stages = []
+    for stage, chunks in enumerate(_swapping_layers(args, resident_layers)):
+        passes = _peak([len(layers) for layers in chunks], stage, args)
+        heavy = passes
+        if weight is not None:
+            heavy = _peak([sum(map(weight, layers)) for layers in chunks], stage, args)
+        stages.append(Held(stage, sum(map(len, chunks)), passes, heavy))
+    return max(stages, key=lambda held: held.weight)
 
 
-def _peak(layers: list[int], stage: int, args: argparse.Namespace) -> int:
-    """Most layers held, over one iteration of a stage whose model chunks have so many each."""
-    order = list(_forwards(len(layers), _micro_batches(args), _group(args)))
+def _peak(weights: list[int], stage: int, args: argparse.Namespace) -> int:
+    """Most that is held, over one iteration of a stage whose model chunks weigh so much each."""
+    order = list(_forwards(len(weights), _micro_batches(args), _group(args)))
     before = args.pipeline_model_parallel_size - stage - 1
-    warmup = before if len(layers) == 1 else before * 2 + (len(layers) - 1) * _group(args)
+    warmup = before if len(weights) == 1 else before * 2 + (len(weights) - 1) * _group(args)
     held = peak = 0
     for index, chunk in enumerate(order):
-        held += layers[chunk]
+        held += weights[chunk]
         peak = max(peak, held)
         if index >= warmup:
-            held -= layers[len(layers) - 1 - order[index - warmup]]
+            held -= weights[len(weights) - 1 - order[index - warmup]]
     return peak
 
 
@@ -72,19 +82,25 @@ def _group(args: argparse.Namespace) -> int:
     return int(given or args.pipeline_model_parallel_size)
 
 
-def _swapping_layers(args: argparse.Namespace, resident_layers: int) -> list[list[int]]:
-    """Stage -> model chunk -> layers that swap."""
+def _swapping_layers(args: argparse.Namespace, resident_layers: int) -> list[list[range]]:
+    """Stage -> model chunk -> numbers of the layers that swap, from 1."""
     stages = args.pipeline_model_parallel_size
     chunks = getattr(args, "virtual_pipeline_model_parallel_size", None) or 1
-    per_chunk = _layers_of_chunks(args, stages, chunks)
     further = getattr(args, "mtp_num_layers", None) or 0  # of multi-token prediction, at the end
-    per_chunk[-1][-1] += further
-    swapping = args.num_layers + further - resident_layers
-    found, first = [[0] * chunks for _ in range(stages)], 0
+    layout = getattr(args, "pipeline_model_parallel_layout", None)
+    if layout:
+        per_chunk = [
+            [chunk.layers + chunk.predicting for chunk in row] for row in layout_of(layout, stages)
+        ]
+    else:
+        per_chunk = _layers_of_chunks(args, stages, chunks)
+        per_chunk[-1][-1] += further
+    last = args.num_layers + further - resident_layers
+    found, first = [[range(0)] * chunks for _ in range(stages)], 1
     for chunk in range(chunks):
         for stage in range(stages):
             stop = first + per_chunk[stage][chunk]
-            found[stage][chunk] = max(min(stop, swapping) - first, 0)
+            found[stage][chunk] = range(first, max(min(stop, last + 1), first))
             first = stop
     return found
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from megatron_memo import compat, platform
 from megatron_memo.arguments import memo_config_from_args
 from megatron_memo.config import MemoConfig
-from megatron_memo.layer.footprint import LayerShape, host_bytes
+from megatron_memo.layer.footprint import host_bytes
 from megatron_memo.layer.in_flight import Held, most_held
+from megatron_memo.layer.shape import LayerShape, layers_with_experts
 from megatron_memo.platform import stand_in
 from megatron_memo.sizes import parse_size, size_words
 from megatron_memo.swap.host_limits import local_ranks, tightest
@@ -140,10 +141,12 @@ def check_fits(
 
 def bill(args: argparse.Namespace, memo: MemoConfig) -> str:
     """What host memory is needed for, as in "1.4 GiB a layer, 30 layers"."""
-    held = most_held(args, memo.resident_layers)
-    each = size_words(_layer_bytes(args, memo))
+    kinds = _layer_bytes(args, memo)
+    held = most_held(args, memo.resident_layers, lambda layer: _of_layer(kinds, layer))
+    each = " or ".join(size_words(nbytes) for nbytes in sorted(set(kinds))) or "nothing"
     layers = f"{held.layers} layer{'s' if held.layers != 1 else ''}"
-    return f"{each} a layer, {layers}{_stage(args, held)}{_in_flight(held)}"
+    even = ", if the router sends as many tokens to each expert" if _uneven(args) else ""
+    return f"{each} a layer, {layers}{_stage(args, held)}{_in_flight(held)}{even}"
 
 
 def _stage(args: argparse.Namespace, held: Held) -> str:
@@ -169,12 +172,31 @@ def _remedy(args: argparse.Namespace, memo: MemoConfig, available: int) -> str:
 
 
 def _need(args: argparse.Namespace, memo: MemoConfig) -> int:
-    return most_held(args, memo.resident_layers).passes * _layer_bytes(args, memo)
+    kinds = _layer_bytes(args, memo)
+    return most_held(args, memo.resident_layers, lambda layer: _of_layer(kinds, layer)).weight
 
 
-def _layer_bytes(args: argparse.Namespace, memo: MemoConfig) -> int:
+def _layer_bytes(args: argparse.Namespace, memo: MemoConfig) -> list[int]:
+    """Of each layer, in order."""
     on_cuda = not platform.is_active() or stand_in.on_meta()
-    return host_bytes(LayerShape.from_args(args, on_cuda=on_cuda), memo)
+    which = layers_with_experts(args)
+    of_kind = {
+        experts: host_bytes(LayerShape.from_args(args, on_cuda=on_cuda, experts=experts), memo)
+        for experts in set(which)
+    }
+    return [of_kind[experts] for experts in which]
+
+
+def _of_layer(kinds: list[int], layer: int) -> int:
+    """Layers of multi-token prediction come after all others and are as the last one."""
+    return kinds[min(layer, len(kinds)) - 1]
+
+
+def _uneven(args: argparse.Namespace) -> bool:
+    """Which tokens a rank's experts get is for the router to say."""
+    return bool(getattr(args, "num_experts", None)) and (
+        (getattr(args, "expert_model_parallel_size", None) or 1) > 1
+    )
 
 
 def _parameters(args: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_memo import platform
-from megatron_memo.layer.footprint import LayerShape, moved_bytes, not_foreseen
+from megatron_memo.layer.footprint import moved_bytes
+from megatron_memo.layer.shape import LayerShape
 from megatron_memo.layer.transformer_layer import MemoTransformerLayer
 from megatron_memo.sizes import size_words
 from megatron_memo.swap.host_budget import host_need
@@ -29,8 +30,13 @@ def forecast(
         micro_batches: of an iteration.
     """
     swapping = [layer for layer in layers if not layer.resident]
-    # Transformer Engine's modules save what the list says, but nobody has seen them do so.
-    if not swapping or not_foreseen(args) or args.transformer_impl != "local":
+    # Transformer Engine's modules save what the list says, but nobody has seen them do so. Of a
+    # mixture of experts there is a bound, which a router that prefers some of them passes by.
+    if (
+        not swapping
+        or args.transformer_impl != "local"
+        or any(layer.is_moe_layer for layer in swapping)
+    ):
         return {}
     shape = LayerShape.from_args(args, on_cuda=not platform.is_active())
     found: dict[str, float] = {

@@ -8,7 +8,6 @@ from argparse import Namespace
 from megatron_memo import platform
 from megatron_memo.arguments import ratio_is_auto
 from megatron_memo.config import HostSettings, MemoConfig
-from megatron_memo.layer.footprint import not_foreseen
 from megatron_memo.platform import stand_in
 from megatron_memo.sizes import size_words
 from megatron_memo.swap.disk import staging_bytes
@@ -40,14 +39,6 @@ def with_host_memory(
             "size."
         ) from None
     disk = disk_budget(args)
-    unknown = not_foreseen(args)
-    if unknown is not None:
-        told = (
-            f"host memory: what layers of {unknown} need is seen when they run; "
-            f"{size_words(budget.bytes)} to be had ({budget.origin})"
-            + (f", and {size_words(disk.bytes)} in {disk.folder}" if disk else "")
-        )
-        return dataclasses.replace(memo, host=_settings(budget, disk)), told
     staging = staging_bytes(budget.bytes) if disk else 0
     check_fits(args, memo, budget, on_disk=disk.bytes - staging if disk else 0)
     need = host_need(args, memo.swap_ratio)

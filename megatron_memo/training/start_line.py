@@ -15,7 +15,8 @@ from megatron_memo.arguments import ratio_is_auto
 from megatron_memo.config import MemoConfig
 from megatron_memo.layer.chunks import describe, layer_tokens, plan_chunks
 from megatron_memo.layer.depth import LAYERS, Steps, prefetch_steps
-from megatron_memo.layer.footprint import LayerShape, moved_bytes, not_foreseen
+from megatron_memo.layer.footprint import moved_bytes
+from megatron_memo.layer.shape import LayerShape, layers_with_experts
 from megatron_memo.plan.ratio import Link
 from megatron_memo.sizes import size_words
 from megatron_memo.training.loss_head import device_memory, head_of
@@ -52,10 +53,14 @@ def _in_flight(args: Namespace, memo: MemoConfig, ranks: int) -> str:
     depth = prefetch_steps(memo, steps, tokens)
     layers = LAYERS if depth is None else depth / steps.count
     told = f"{LAYERS} layers" if depth is None else f"{depth} of a layer's {steps.count} steps"
-    if ratio_is_auto(args) or not_foreseen(args):
+    if ratio_is_auto(args):
         return f"{told} in flight"
-    shape = LayerShape.from_args(args, on_cuda=not platform.is_active())
-    return f"{told} in flight, about {size_words(round(layers * moved_bytes(shape, memo)))}"
+    on_cuda = not platform.is_active()
+    most = max(
+        moved_bytes(LayerShape.from_args(args, on_cuda=on_cuda, experts=experts), memo)
+        for experts in set(layers_with_experts(args))
+    )
+    return f"{told} in flight, about {size_words(round(layers * most))}"
 
 
 class StartLine:

@@ -8,9 +8,7 @@ import pytest
 from megatron.training.arguments import add_megatron_arguments
 
 from megatron_memo import compat
-from megatron_memo.config import MemoConfig
 from megatron_memo.platform import is_active
-from megatron_memo.training.host_memory import with_host_memory
 
 LAUNCHER = Path(__file__).resolve().parents[2] / "pretrain_gpt_memo.py"
 
@@ -48,18 +46,3 @@ def test_too_small_a_budget_is_refused_at_the_start_with_the_bill(start_alone):
     assert "a layer, 2 layers), and there are 100 KiB (--memo-host-budget 100KiB)" in line
     assert "--memo-resident-layers" in line
     assert "Traceback" not in done.err
-
-
-@pytest.mark.skipif(not is_active(), reason="runs on the CPU platform")
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        ({"num_experts": 4}, "--num-experts 4"),
-        ({"multi_latent_attention": True}, "--multi-latent-attention"),
-    ],
-)
-def test_layers_that_the_bill_does_not_know_are_named_and_their_budget_kept(other, named):
-    asked = argparse.Namespace(memo_host_budget="1MiB", **other)
-    memo, told = with_host_memory(asked, MemoConfig(1.0))
-    assert memo.host.budget == 2**20
-    assert f"what layers of {named} need is seen when they run; 1 MiB to be had" in told

@@ -61,3 +61,23 @@ def test_layers_of_multi_token_prediction_are_the_last_stages_too():
     assert most_held(args(1, 8, 4, mtp_num_layers=2), 0).passes == 10
     assert most_held(args(1, 8, 4, mtp_num_layers=2), 3).passes == 7  # two of the three are theirs
     assert most_held(args(2, 8, 1, mtp_num_layers=2), 0).stage == 1
+
+
+def test_a_custom_layout_is_what_the_stages_have():
+    words = "Et*3|t*5L"
+    held = most_held(args(2, 8, 1, pipeline_model_parallel_layout=words), 0)
+    assert (held.stage, held.passes) == (1, 5)
+    assert most_held(args(2, 8, 4, pipeline_model_parallel_layout=words), 0).passes == 2 * 3
+    assert most_held(args(2, 8, 1, pipeline_model_parallel_layout=words), 4).layers == 3
+    virtual = args(2, 8, 1, vp=2, pipeline_model_parallel_layout="Et|tt|ttt|ttL")
+    assert most_held(virtual, 0).passes == 4
+    with pytest.raises(ValueError, match=r"--pipeline-model-parallel-layout Ex\|tL: Invalid layer"):
+        most_held(args(2, 2, 1, pipeline_model_parallel_layout="Ex|tL"), 0)
+
+
+def test_layers_that_weigh_more_count_for_more():
+    heavy_last = lambda layer: 10 if layer > 6 else 1  # noqa: E731
+    held = most_held(args(2, 8, 1), 0, heavy_last)
+    assert (held.stage, held.passes, held.weight) == (1, 4, 22)
+    assert most_held(args(2, 8, 2), 0, lambda _: 3).weight == 3 * 2 * 4
+    assert most_held(args(2, 8, 1), 2, heavy_last).weight == 4  # the heavy ones stay

@@ -8,9 +8,11 @@ import torch
 
 from megatron_memo import compat
 from megatron_memo.config import MemoConfig
-from megatron_memo.layer.footprint import LayerShape, host_bytes
+from megatron_memo.layer.footprint import host_bytes
+from megatron_memo.layer.shape import LayerShape
+from megatron_memo.sizes import size_words
 from megatron_memo.swap.disk import staging_bytes
-from megatron_memo.swap.host_budget import check_fits, declared, host_budget, host_need
+from megatron_memo.swap.host_budget import bill, check_fits, declared, host_budget, host_need
 from megatron_memo.training.host_memory import with_host_memory
 
 GIB = 1 << 30
@@ -122,6 +124,46 @@ def test_need_is_a_layers_bytes_times_layers_times_micro_batches_in_flight():
     assert host_need(one, 1.0) == 8 * a_layer
     assert host_need(args(pipeline_model_parallel_size=4), 1.0) == 2 * 4 * a_layer
     assert 8 * a_layer > host_need(one, 0.5) > host_need(one, 0.0) > 0
+
+
+EXPERTS = dict(
+    num_experts=16,
+    moe_router_topk=2,
+    moe_ffn_hidden_size=512,
+    moe_layer_freq=[0] + [1] * 7,
+    expert_model_parallel_size=4,
+)
+
+
+def test_layers_with_experts_and_dense_ones_are_billed_each_for_itself():
+    given = args(**EXPERTS)
+    dense, mixed = (
+        host_bytes(LayerShape.from_args(given, on_cuda=False, experts=which), memo_of(given))
+        for which in (False, True)
+    )
+    assert host_need(given, 1.0) == dense + 7 * mixed
+    kept = args(**EXPERTS, memo_moe_experts="keep")
+    assert host_need(kept, 1.0) < host_need(given, 1.0)
+    assert host_need(given, 0.0) > 7 * 2 * 4096 * 1024 * 2  # what experts get moves at any ratio
+    said = bill(given, memo_of(given))
+    assert f"{size_words(mixed)} or {size_words(dense)} a layer, 8 layers" in said
+    assert "if the router sends as many tokens to each expert" in said
+
+
+def test_latent_attention_is_billed_by_its_own_sizes():
+    latent = dict(
+        multi_latent_attention=True,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_head_dim=128,
+        qk_pos_emb_head_dim=64,
+        v_head_dim=128,
+    )
+    tokens, two = 4096, 2
+    of_heads = 8 * (192 + 192 + 128) - 8 * 3 * 128  # wider queries and keys
+    latents = 512 + 64 + 4 * 64  # with the keys' positions; cosines and sines
+    more = host_need(args(**latent), 1.0) - host_need(args(), 1.0)
+    assert more == 8 * tokens * two * (of_heads + latents)
 
 
 def test_a_run_that_needs_too_much_gets_the_bill_and_a_ratio_that_fits(machine):
