@@ -6,8 +6,10 @@ place in the model explains: the first ones have nobody before them, the last on
 forward to backward, and the resident ones keep what they make; so may the first and last
 micro-batches. Where a pipeline stage takes up micro-batches before it is through with others, the
 schedule decides what is in flight: there only passes of one virtual stage are compared that have
-the same passes around them, and of a block that outlives its pass only that it does. Anything else
-is a fault of the layer or of the trace, and is told with the first request that differs.
+the same passes around them, and of a block that outlives its pass only that it does. Where DDP
+finds a bucket of gradients full and looks for NaNs in it is decided by the bucket's size, not by
+layers, so those requests are left out. Anything else is a fault of the layer or of the trace, and
+is told with the first request that differs.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ Key = tuple[int | None, int, int, str]  # stage, layer, micro-batch, direction o
 ENDS = 3
 # The same of micro-batches: the first and the last ones.
 BATCH_ENDS = 2
+# What DDP asks for when it looks at a full bucket (--overlap-grad-reduce, check_for_nan_in_grad).
+OF_BUCKETS = ("aten.linalg_vector_norm.default", "aten.isnan.default", "aten.isinf.default")
 # Passes before and after one that decide what is in flight during it: two layers forward, and two
 # more until those are retired.
 AROUND = 4
@@ -83,7 +87,7 @@ class PeriodicityError(ValueError):
 
 
 def layer_passes(trace: Trace) -> list[Pass]:
-    """Every layer's passes in the order in which they begin."""
+    """Every layer's passes in the order in which they begin, without DDP's own requests."""
     places: dict[Key, list[tuple[int, Malloc]]] = {}  # pass -> (phase, request)
     owner: dict[int, tuple[Key, int]] = {}  # block -> its pass and number there
     ends: dict[int, tuple[int, Key | None, int]] = {}  # block -> phase, pass, requests so far
@@ -94,7 +98,8 @@ def layer_passes(trace: Trace) -> list[Pass]:
             continue
         key = _pass_of(trace.phases[phase])
         if isinstance(event, Malloc):
-            if key is not None:
+            bucket = key is not None and key[3] == BACKWARD and event.what in OF_BUCKETS
+            if key is not None and not bucket:
                 requests = places.setdefault(key, [])
                 owner[event.id] = key, len(requests)
                 requests.append((phase, event))

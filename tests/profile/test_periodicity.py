@@ -4,6 +4,7 @@ import pytest
 
 from megatron_memo.phases import BACKWARD, FORWARD, LAYER, START, Phase
 from megatron_memo.profile.periodicity import (
+    OF_BUCKETS,
     PeriodicityError,
     check_same,
     describe,
@@ -13,13 +14,14 @@ from megatron_memo.profile.periodicity import (
 from megatron_memo.profile.trace import Enter, Free, Header, Malloc, Trace
 
 
-def trace_of(layers, *, micro_batches=1, iteration=2, change=None, retire=1):
+def trace_of(layers, *, micro_batches=1, iteration=2, change=None, retire=1, full=None):
     """Layers that keep one block for backward and use one for a while in each direction.
 
-    A layer's kept block is given back `retire` layers later, or in backward.
+    A layer's kept block is given back `retire` layers later, or in backward. In backward of a layer
+    of `full`, DDP looks at a bucket of gradients, before the layer's own request or behind it.
     """
     phases, events, number = [START], [], 0
-    change = change or {}
+    change, full = change or {}, full or {}
 
     def enter(direction, batch, layer):
         phase = Phase(LAYER, direction, batch, layer)
@@ -43,7 +45,12 @@ def trace_of(layers, *, micro_batches=1, iteration=2, change=None, retire=1):
             events.append(Free(ask(change.get((batch, layer), 64), "use")))
         for layer in range(layers, 0, -1):
             enter(BACKWARD, batch, layer)
-            events.append(Free(ask(128, "gradient")))
+            if full.get(layer) is True:
+                events += [Free(ask(4, what)) for what in OF_BUCKETS]
+            block = ask(128, "gradient")
+            if full.get(layer) is False:
+                events += [Free(ask(4, what)) for what in OF_BUCKETS]
+            events.append(Free(block))
             if layer in kept:
                 events.append(Free(kept.pop(layer)))
     header = Header("profile", iteration=iteration)
@@ -77,6 +84,10 @@ def test_a_layer_in_the_middle_that_differs_is_named_with_its_request():
 def test_a_micro_batch_in_the_middle_that_differs_is_named():
     with pytest.raises(PeriodicityError, match="of micro-batch 3"):
         layer_kinds(trace_of(5, micro_batches=6, change={(3, 1): 72}))
+
+
+def test_where_ddp_looks_at_a_full_bucket_of_gradients_is_no_difference_of_layers():
+    assert layer_kinds(trace_of(12, full={4: True, 7: False})) == layer_kinds(trace_of(12))
 
 
 def test_a_resident_layer_may_differ():
