@@ -29,7 +29,12 @@ root = pathlib.Path(sys.argv[1]).resolve()
 digest = hashlib.sha256()
 for part in (sys.version, sys.prefix, str(root)):
     digest.update(part.encode() + b"\0")
-for name in ("requirements.txt", "requirements-dev.txt", "pyproject.toml"):
+for name in (
+    "requirements.txt",
+    "requirements-dev.txt",
+    "requirements-docs.txt",
+    "pyproject.toml",
+):
     digest.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
 print(digest.hexdigest())
 PY
@@ -101,9 +106,10 @@ memo_fill() {
         memo_say "making $venv with $base"
         memo_watch "$log" "making the environment" "$base" -m venv "$venv" || return 1
     fi
-    memo_say "installing requirements.txt and requirements-dev.txt (about 6 GB the first time)"
+    memo_say "installing requirements.txt, -dev and -docs (about 6 GB the first time)"
     memo_watch "$log" "installing" memo_pip "$python" install --progress-bar off \
-        -r "$root/requirements.txt" -r "$root/requirements-dev.txt" || return 1
+        -r "$root/requirements.txt" -r "$root/requirements-dev.txt" \
+        -r "$root/requirements-docs.txt" || return 1
     memo_watch "$log" "installing megatron_memo" memo_pip "$python" install --no-deps \
         --no-build-isolation -e "$root" || return 1
 }

@@ -19,13 +19,21 @@ memo_fill() {{
 }}
 """
 
+# What decides an environment.
+FILES = [
+    "requirements.txt",
+    "requirements-dev.txt",
+    "requirements-docs.txt",
+    "pyproject.toml",
+]
+
 
 @pytest.fixture
 def repo(tmp_path):
-    """A repo of three files, in a folder with a space in its name."""
+    """A repo of these files, in a folder with a space in its name."""
     root = tmp_path / "my repo"
     root.mkdir()
-    for name in ("requirements.txt", "requirements-dev.txt", "pyproject.toml"):
+    for name in FILES:
         (root / name).write_text(f"# {name}\n")
     return root
 
@@ -51,7 +59,7 @@ def test_it_is_made_in_the_repo_and_then_reused(repo):
     assert _calls(repo) == 1
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt", "pyproject.toml"])
+@pytest.mark.parametrize("name", FILES)
 def test_it_is_updated_when_a_file_that_decides_it_changes(repo, name):
     _ensure(repo)
     (repo / name).write_text("something else\n")
@@ -129,7 +137,7 @@ def test_two_runs_at_once_install_once(repo):
     assert all("is ready" in output or "is up to date" in output for output in outputs)
 
 
-def test_the_install_is_one_of_both_requirement_files_and_the_package(repo):
+def test_the_install_is_one_of_all_requirement_files_and_the_package(repo):
     """The real steps with pip replaced: what would be installed, and where."""
     program = f"""
     memo_find_python() {{ echo "{sys.executable}"; }}
@@ -141,7 +149,8 @@ def test_the_install_is_one_of_both_requirement_files_and_the_package(repo):
     assert run.returncode == 0, run.stderr
     first, second = (repo / "pip").read_text().splitlines()
     assert first.startswith(f"{repo}/.venv/bin/python install")
-    assert f"-r {repo}/requirements.txt -r {repo}/requirements-dev.txt" in first
+    for name in FILES[:-1]:
+        assert f"-r {repo}/{name}" in first
     assert second.endswith(f"--no-deps --no-build-isolation -e {repo}")
     version = [str(repo / ".venv/bin/python"), "-c", "import sys; print(sys.version)"]
     assert subprocess.run(version, capture_output=True, text=True).stdout.strip() == sys.version

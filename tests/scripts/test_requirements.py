@@ -7,7 +7,12 @@ import pytest
 
 from tests.scripts.shell import ROOT
 
-FILES = ["requirements.txt", "requirements-dev.txt", "requirements-gpu.txt"]
+FILES = [
+    "requirements.txt",
+    "requirements-dev.txt",
+    "requirements-docs.txt",
+    "requirements-gpu.txt",
+]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -37,7 +42,7 @@ def test_the_project_reads_its_requirements_from_these_files():
     dynamic = PROJECT["tool"]["setuptools"]["dynamic"]
     assert dynamic["dependencies"] == {"file": ["requirements.txt"]}
     assert dynamic["optional-dependencies"] == {
-        "dev": {"file": ["requirements-dev.txt"]},
+        "dev": {"file": ["requirements-dev.txt", "requirements-docs.txt"]},
         "gpu": {"file": ["requirements-gpu.txt"]},
     }
 
