@@ -1,19 +1,21 @@
 """Sphinx extension: directives whose content is generated from the code.
 
-    {memo-flags}              flags of the launcher
-    {memo-commands}           every `megatron-memo` command, a section each
-    {memo-refusals}           what is refused
-    {memo-works}              what works together, and the tests
+{memo-flags}              flags of the launcher
+{memo-commands}           every `megatron-memo` command, a section each
+{memo-refusals}           what is refused
+{memo-works}              what works together, and the tests
+{memo-result} FILE.csv    a table of benchmarks/results; `:columns:` picks some
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import memo_compatibility
 import memo_flags
+import memo_results
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
@@ -26,11 +28,14 @@ class _Generated(SphinxDirective):
     """A directive whose content is Markdown that a function gives."""
 
     make: Callable[[], str]
-    sources = "**/*.py"  # of the package: a page is built anew when one of them changes
+    sources = ""  # files of the repo: a page is built anew when one of them changes
+
+    def markdown(self) -> str:
+        return type(self).make()
 
     def run(self) -> list[nodes.Node]:
-        text = self.make()
-        for path in sorted((ROOT / "megatron_memo").glob(self.sources)):
+        text = self.markdown()
+        for path in sorted(ROOT.glob(self.sources)):
             self.env.note_dependency(str(path))
         for path in sorted(Path(__file__).parent.glob("*.py")):
             self.env.note_dependency(str(path))
@@ -40,6 +45,17 @@ class _Generated(SphinxDirective):
         return holder.children
 
 
+class _Result(_Generated):
+    """A table of measured or computed numbers."""
+
+    sources = "benchmarks/results/*.csv"
+    required_arguments = 1
+    option_spec: ClassVar[dict[str, Any]] = {"columns": str}
+
+    def markdown(self) -> str:
+        return memo_results.result(self.arguments[0], self.options.get("columns", ""))
+
+
 def _directive(function: Callable[[], str], sources: str) -> type[_Generated]:
     members = {"make": staticmethod(function), "sources": sources}
     return type(function.__name__, (_Generated,), members)
@@ -47,10 +63,11 @@ def _directive(function: Callable[[], str], sources: str) -> type[_Generated]:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     for name, function, sources in (
-        ("memo-flags", memo_flags.launcher_flags, "arguments.py"),
-        ("memo-commands", memo_flags.commands, "**/*.py"),
-        ("memo-refusals", memo_compatibility.refusals, "refusals.py"),
-        ("memo-works", memo_compatibility.works, "refusals.py"),
+        ("memo-flags", memo_flags.launcher_flags, "megatron_memo/arguments.py"),
+        ("memo-commands", memo_flags.commands, "megatron_memo/**/*.py"),
+        ("memo-refusals", memo_compatibility.refusals, "megatron_memo/refusals.py"),
+        ("memo-works", memo_compatibility.works, "megatron_memo/refusals.py"),
     ):
         app.add_directive(name, _directive(function, sources))
+    app.add_directive("memo-result", _Result)
     return {"parallel_read_safe": True}

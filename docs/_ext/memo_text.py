@@ -26,19 +26,22 @@ def indent(text: str, by: int) -> str:
     return "\n".join(" " * by + line if line else line for line in text.splitlines())
 
 
-def table(headings: list[str], rows: list[list[str]], widths: list[int]) -> str:
+def table(
+    headings: list[str], rows: list[list[str]], widths: list[int], *, wrap: bool = True
+) -> str:
     """A table of Markdown cells, each of any number of lines, as MyST's list-table.
 
     Args:
         headings: of the columns.
         rows: cells of each row.
         widths: of the columns, relative to each other.
+        wrap: cells are sentences; otherwise a wide table scrolls.
     """
     lines = [
         "::::::{list-table}",
         ":header-rows: 1",
         f":widths: {' '.join(map(str, widths))}",
-        ":class: memo-wrap",
+        f":class: {'memo-wrap' if wrap else 'memo-numbers'}",
         "",
     ]
     for row in [headings, *rows]:

@@ -100,10 +100,7 @@ WORKS = (
         "`--recompute-activations`",
         "Changes nothing: memo's layers keep no attention scores that it would spare. A log line "
         "says so.",
-        (
-            f"{_KINDS}::"
-            "test_the_log_says_what_experts_do_and_that_selective_recompute_does_nothing",
-        ),
+        (f"{_KINDS}::test_the_log_says_what_experts_do_and_that_selective_recompute_does_nothing",),
     ),
     Works(
         "frozen parameters and adapters",
@@ -121,12 +118,16 @@ WORKS = (
     Works(
         "fused weight gradients",
         "Gradient accumulation fusion, with and without `--overlap-grad-reduce`.",
-        ("tests/layer/test_layer.py::test_fused_weight_gradients_reach_ddp_that_overlaps_its_reduction",),
+        (
+            "tests/layer/test_layer.py::test_fused_weight_gradients_reach_ddp_that_overlaps_its_reduction",
+        ),
     ),
     Works(
         "the loss in chunks",
         "`--memo-loss-chunks`: whole logits never exist.",
-        ("tests/launch/test_loss_head.py::test_in_one_chunk_training_is_bitwise_that_with_whole_logits",),
+        (
+            "tests/launch/test_loss_head.py::test_in_one_chunk_training_is_bitwise_that_with_whole_logits",
+        ),
     ),
     Works(
         "a memory plan",
