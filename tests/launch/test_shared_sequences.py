@@ -43,7 +43,7 @@ def test_packed_documents_in_one_chunk_train_bitwise_as_stock_does(train):
     assert list(memo.losses) == list(range(1, PLANNED_STEPS + 1))
     assert memo.losses == stock.losses
     assert memo.logged == stock.logged
-    # Attention asks for memory by the documents' lengths, which differ: those requests go elsewhere.
+    # Attention asks for memory by the documents' lengths, which differ: these requests miss.
     last = memo.report["plan"]["steps"][-1]
     assert last["iteration"] == PLANNED_STEPS and last["hits"] > 0.5 * last["requests"], last
     assert "all 4096 tokens recomputed, in 1 token chunk" in memo.out
