@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -21,6 +23,7 @@ from megatron_memo.sizes import parse_size
 
 AUTO = "auto"
 MODULES = ("auto", "memo", "upstream")
+_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # as argparse knows one from a flag
 
 # Flags that only say how memo works, and so say nothing unless a ratio turns it on. Values are the
 # defaults, which is how a given flag is told from one left out.
@@ -220,6 +223,12 @@ def check_memo_words(words: Sequence[str]) -> None:
             nearest = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
             meant = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(known)}."
             raise ValueError(f"{flag}: there is no such flag. {meant}")
+    for word, value in itertools.pairwise(words):
+        # argparse takes -1GiB for a flag, and a number for what it is.
+        if word in known and re.match(r"-\.?\d", value) and not _NUMBER.fullmatch(value):
+            raise ValueError(
+                f"{word} {value}: must not be below 0. --help explains the memo flags."
+            )
     parser.parse_known_args(list(words))
 
 

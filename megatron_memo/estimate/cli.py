@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,12 +126,12 @@ def run(args: argparse.Namespace) -> int:
     from megatron_memo.profile.process import ProfileFailed
 
     check_flags_given(args.flags, "estimate")
-    if args.sweep and args.search:
+    if args.sweep is not None and args.search:
         raise ValueError("--sweep and --search: give one of the two.")
     for path in (args.json, args.trace):
         if path is not None:
             check_output([], path)
-    if args.trace is not None and (args.sweep or args.search):
+    if args.trace is not None and (args.sweep is not None or args.search):
         raise ValueError("--trace: shows one iteration. Drop --sweep or --search.")
     try:
         content = _estimate(args)
@@ -161,25 +161,36 @@ def _estimate(args: argparse.Namespace) -> dict[str, Any]:
     reserve = DEFAULT_RESERVE if args.reserve is None else _size("--reserve", args.reserve)
     run = read_run(args.flags, args.nodes * args.gpus_per_node)
     costs = Costs(run.job, machine, calibration_of(args, run))
-    print(_heading(run, machine, args.nodes))
+    tokens = None if args.sweep is None else _lengths(args.sweep, run)
+    heading = _heading(run, machine, args.nodes)
     told: dict[str, Any] = {"job": asdict(run.job), "machine": asdict(machine)}
     told["calibration"] = asdict(costs.efficiency)
-    if args.sweep:
-        return told | {"sweep": _sweep(args, run, costs, reserve)}
-    if args.search:
-        return told | {"search": _search(args, run, costs, reserve)}
-    return told | _one(args, run, costs, reserve)
+    if tokens is None and not args.search:
+        return told | _one(args, run, costs, reserve, heading)
+    print(heading)
+    if tokens is not None:
+        return told | {"sweep": _sweep(tokens, costs, reserve)}
+    return told | {"search": _search(args, run, costs, reserve)}
 
 
-def _one(args: argparse.Namespace, run: Run, costs: Costs, reserve: int) -> dict[str, Any]:
+def _one(
+    args: argparse.Namespace, run: Run, costs: Costs, reserve: int, heading: str
+) -> dict[str, Any]:
     from megatron_memo.estimate import table
     from megatron_memo.estimate.answer import answer, plain
     from megatron_memo.estimate.changes import best_changes
     from megatron_memo.estimate.chrome import chrome_trace
     from megatron_memo.estimate.ways import beside, own_strategy
 
+    if run.job.experts is not None and not args.quick:
+        raise ValueError(
+            f"--num-experts {run.job.experts.count}: how many tokens an expert gets depends on the "
+            "data, and a profile has none. Add --quick before --, for memory by arithmetic with "
+            "evenly loaded experts."
+        )
     strategy = own_strategy(run, costs, reserve)
     quick = answer(costs, strategy, reserve=reserve)
+    print(heading)  # nothing that can be a mistake comes after it
     own = quick if args.quick else _profiled(run, costs, quick, reserve)
     ways = beside(own, costs, reserve)
     print(table.side_by_side(ways, own, costs.machine.gpu.memory))
@@ -223,13 +234,23 @@ def _profiled(run: Run, costs: Costs, quick: Answer, reserve: int) -> Answer:
     return answer(costs, quick.strategy, reserve=reserve, peak=peak)
 
 
-def _sweep(args: argparse.Namespace, run: Run, costs: Costs, reserve: int) -> list[Any]:
+def _lengths(text: str, run: Run) -> list[int]:
+    """What --sweep asks for, each a length that the layout divides."""
+    from megatron_memo.estimate.sweep import lengths
+
+    found = lengths(text, run.job.sequence)
+    for tokens in found:
+        replace(run.job, sequence=tokens)  # refuses what is not
+    return found
+
+
+def _sweep(lengths: Sequence[int], costs: Costs, reserve: int) -> list[Any]:
     from megatron_memo.estimate import table
     from megatron_memo.estimate.answer import plain
-    from megatron_memo.estimate.sweep import lengths, sweep
+    from megatron_memo.estimate.sweep import sweep
 
     told, rows, longest = [], [], dict[str, int]()
-    for tokens, answers in sweep(costs, lengths(args.sweep, run.job.sequence), reserve):
+    for tokens, answers in sweep(costs, lengths, reserve):
         for one in answers:
             kind = one.name.partition(" 0")[0].partition(" 1")[0]
             if one.fits:

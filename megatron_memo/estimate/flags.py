@@ -60,9 +60,17 @@ def read_run(words: Sequence[str], world_size: int) -> Run:
     check_memo_words(words)
     plain, auto = _without_auto(words)
     args = _parsed(plain, world_size)
+    _check_counts(args)
     job = Job.from_args(args, world_size)
     memo = memo_config_from_args(args)
     _check_composes(args, memo)
+    layers = job.layers + (getattr(args, "mtp_num_layers", None) or 0)
+    if memo is not None and memo.resident_layers >= layers:
+        raise ValueError(
+            f"--memo-resident-layers {memo.resident_layers}: all {layers} layers stay on the "
+            "device and nothing moves, which training refuses. Give less, such as "
+            "--memo-resident-layers 0, or drop --memo-swap-ratio."
+        )
     if memo is not None and getattr(args, "num_experts", None):
         raise ValueError(
             f"--num-experts {args.num_experts}: with --memo-swap-ratio, what experts move by "
@@ -175,6 +183,24 @@ def _check_composes(args: argparse.Namespace, memo: MemoConfig | None) -> None:
 
     if memo is not None:
         check_supported(args, memo)
+
+
+def _check_counts(args: argparse.Namespace) -> None:
+    """Raises ValueError where one count of the flags has to suit another, and does not."""
+    heads, groups = args.num_attention_heads, args.num_query_groups
+    if args.group_query_attention and heads and groups and heads % groups:
+        parts = [k for k in range(1, heads + 1) if heads % k == 0]
+        below = max(k for k in parts if k < groups) if groups > 1 else 1
+        above = min((k for k in parts if k > groups), default=heads)
+        raise ValueError(
+            f"--num-query-groups {groups}: does not divide --num-attention-heads {heads}. Use one "
+            f"that does, such as {below} or {above}."
+        )
+    experts, topk = args.num_experts, args.moe_router_topk
+    if experts and topk and topk > experts:
+        raise ValueError(
+            f"--moe-router-topk {topk}: more than the {experts} experts of --num-experts. Lower it."
+        )
 
 
 def _strategy(args: argparse.Namespace) -> Strategy:

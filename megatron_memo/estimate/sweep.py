@@ -39,10 +39,15 @@ def lengths(text: str, now: int) -> list[int]:
     Raises:
         ValueError: something else.
     """
-    name, _, values = text.partition("=")
+    name, given, values = text.partition("=")
     if name not in SWEEPS:
         raise ValueError(f"--sweep {text}: can go over {', '.join(SWEEPS)}.")
-    if not values:
+    if given and not values.strip():
+        raise ValueError(
+            f"--sweep {text}: no lengths follow. Give some, as in --sweep seq-length=64K..1M, or "
+            "--sweep seq-length for those around the run's own."
+        )
+    if not given:
         low, high = max(now // 8, 1), 8 * now
     elif ".." in values:
         first, _, last = values.partition("..")

@@ -156,11 +156,19 @@ class HostPool:
 
     def _add(self, nbytes: int) -> _Slab:
         if self._limit is not None and self.total_bytes + nbytes > self._limit:
-            raise self._no_more(nbytes, f"the budget is {size_words(self._limit)}")
+            raise self._no_more(
+                nbytes,
+                f"the budget is {size_words(self._limit)}",
+                "Raise --memo-host-budget, lower --memo-swap-ratio",
+            )
         try:
             block = self._new_block(nbytes)
         except (OSError, MemoryError) as error:
-            raise self._no_more(nbytes, str(error)) from error
+            raise self._no_more(
+                nbytes,
+                str(error),
+                "Lower --memo-swap-ratio (or --memo-host-budget, which a ratio of auto follows)",
+            ) from error
         slab = _Slab(block)
         self._slabs.append(slab)
         self.total_bytes += nbytes
@@ -180,9 +188,9 @@ class HostPool:
         beside = self.total_bytes - largest
         return len(self._slabs) > _FEW_MAPPINGS or beside * _SMALL_PART > largest
 
-    def _no_more(self, nbytes: int, why: str) -> MemoryError:
+    def _no_more(self, nbytes: int, why: str, remedy: str) -> MemoryError:
         return MemoryError(
             f"memo holds {size_words(self.total_bytes)} of host memory and could not get another "
-            f"{size_words(nbytes)} ({why}). Lower --memo-swap-ratio, raise --memo-resident-layers, "
-            "raise --memo-host-budget, or run fewer ranks a node."
+            f"{size_words(nbytes)} ({why}). {remedy}, raise --memo-resident-layers, or run fewer "
+            "ranks a node."
         )

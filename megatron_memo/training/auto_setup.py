@@ -48,7 +48,8 @@ def auto_ratio(
         log: says a line, from one rank.
 
     Raises:
-        ValueError: the run ends before it has measured, or a file of measurements does not suit.
+        ValueError: the run ends before it has measured, no layer swaps, or a file of measurements
+            does not suit.
     """
     if memo is None or not ratio_is_auto(args):
         return None
@@ -57,6 +58,13 @@ def auto_ratio(
             f"--memo-swap-ratio auto: measures in the first {WEIGHED} iterations, and "
             f"--train-iters is {args.train_iters}. Give a ratio, --memo-measurements FILE, or more "
             "iterations."
+        )
+    layers = args.num_layers + (getattr(args, "mtp_num_layers", None) or 0)
+    if memo.resident_layers >= layers:
+        raise ValueError(
+            f"--memo-resident-layers {memo.resident_layers}: all {layers} layers stay on the "
+            "device, so nothing moves and --memo-swap-ratio auto has nothing to choose. Give less, "
+            "such as --memo-resident-layers 0, or drop the ratio."
         )
     if args.memo_measurements is not None:
         _given(args, memo)  # refused before anything starts

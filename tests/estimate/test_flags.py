@@ -45,7 +45,8 @@ def test_flags_are_set_in_either_spelling():
 
 def mistake(capsys, *words):
     status = cli.main(["estimate", *words])
-    said = capsys.readouterr().err
+    out, said = capsys.readouterr()
+    assert out == ""
     assert status == 2 and said.startswith("megatron-memo: error: "), said
     assert said.count("\n") == 1, said
     return said
@@ -61,6 +62,23 @@ def mistake(capsys, *words):
         (["--gpus-per-node", "6"], SHAPE, "the number of GPUs 6: does not divide by"),
         ([], [*SHAPE, "--num-attention-heads", "14"], "--num-attention-heads 14: does not divide"),
         ([], [*SHAPE, "--memo-swap-ratoi", "1"], "Did you mean --memo-swap-ratio?"),
+        (
+            [],
+            [*SHAPE, "--group-query-attention", "--num-query-groups", "5"],
+            "--num-query-groups 5: does not divide --num-attention-heads 16. Use one that does, "
+            "such as 4 or 8.",
+        ),
+        (
+            [],
+            [*SHAPE, "--num-experts", "4", "--moe-router-topk", "8"],
+            "--moe-router-topk 8: more than the 4 experts of --num-experts",
+        ),
+        (
+            [],
+            [*SHAPE, "--memo-swap-ratio", "auto", "--memo-resident-layers", "4"],
+            "--memo-resident-layers 4: all 4 layers stay on the device",
+        ),
+        ([], [*SHAPE, "--num-experts", "4"], "Add --quick before --"),
         ([], [*SHAPE, "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
         ([], [*SHAPE, "--recompute-granularity", "selective"], "the estimate knows full"),
         (
@@ -70,6 +88,9 @@ def mistake(capsys, *words):
         ),
         (["--sweep", "width"], SHAPE, "--sweep width: can go over seq-length"),
         (["--sweep", "seq-length=101"], SHAPE, "rank 101: does not divide by"),
+        (["--sweep", ""], SHAPE, "--sweep : can go over seq-length"),
+        (["--sweep", "seq-length="], SHAPE, "--sweep seq-length=: no lengths follow"),
+        (["--sweep", "seq-length=64K,101"], SHAPE, "rank 101: does not divide by"),
         (["--sweep", "seq-length", "--search"], SHAPE, "give one of the two"),
         (["--trace", "t.json", "--search"], SHAPE, "--trace: shows one iteration"),
         (["--json", "/nowhere/at/all.json"], SHAPE, "the folder /nowhere/at does not exist"),

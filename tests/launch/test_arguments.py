@@ -121,6 +121,7 @@ def test_wrong_measurement_gets_one_paragraph(words, sentence):
         (["--memo_sync"], "--memo_sync: there is no such flag. Did you mean --memo-sync?"),
         (["--memo-zzzzzzzzzzzzz"], "--memo-zzzzzzzzzzzzz: there is no such flag. There are --memo"),
         (["--memo-modules", "mine"], "--memo-modules: invalid choice"),
+        (["--memo-host-budget", "-1GiB"], "--memo-host-budget -1GiB: must not be below 0."),
         (["--memo-report", "--lr", "1"], "--memo-report: expected one argument"),
     ],
 )

@@ -466,6 +466,12 @@ def test_a_run_that_ends_before_it_has_measured_is_refused(setup):
     assert auto_setup.auto_ratio(setup(memo_swap_ratio="0.5"), MEMO, print) is None
 
 
+def test_layers_that_all_stay_on_the_device_have_no_ratio(setup):
+    resident = dataclasses.replace(MEMO, resident_layers=5)
+    with pytest.raises(ValueError, match="--memo-resident-layers 5: all 4 layers stay on"):
+        auto_setup.auto_ratio(setup(num_layers=4), resident, print)
+
+
 def test_the_file_is_plain_json(tmp_path):
     write_record(tmp_path / "ratio.json", RECORD)
     found = json.loads((tmp_path / "ratio.json").read_text())

@@ -15,8 +15,9 @@ FLAGS = [
 
 
 def test_one_flag_trains_with_the_ratio_that_the_run_measured(train):
-    # So slow a link that moving everything cannot be the best.
-    slow = ("--memo-link-bandwidth", "1MiB")
+    # So slow a link that moving everything cannot be the best, by far: the probe waits for some
+    # copies of 8 MiB.
+    slow = ("--memo-link-bandwidth", "4MiB")
     run = train(1, "llama", *FLAGS, "--memo-swap-ratio", "auto", *slow)
     assert run.out.count("megatron_memo: swap ratio ") == 1
     assert "bound by D2H bandwidth" in run.out or "bound by H2D bandwidth" in run.out
