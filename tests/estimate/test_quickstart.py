@@ -1,14 +1,13 @@
 """The quickstart's model: the device memory that the estimate says is what training takes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from megatron_memo.estimate.flags import read_run
 from megatron_memo.estimate.profiled import profiled_peak
+from tests.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 # As the quickstart's, but for a shorter context and data that need no preparation.
@@ -19,17 +18,9 @@ MEMO = "--memo-swap-ratio 0.5 --memo-resident-layers 0 --memo-chunks 4"
 def test_peak_device_bytes_are_within_2_percent_of_measured(quickstart, tmp_path):
     words = [*quickstart, *SHORTER.split(), *MEMO.split()]
     report = tmp_path / "report.json"
-    training = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(ROOT / "pretrain_gpt_memo.py"), *words),
-            *("--memo-report", str(report), "--memo-measure-memory", "2"),
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    measuring = ("--memo-report", str(report), "--memo-measure-memory", "2")
+    training = run_ranks(2, ROOT / "pretrain_gpt_memo.py", [*words, *measuring], timeout=250)
+    assert training.returncode == 0, training.stderr[-4000:]
     peak = profiled_peak(
         words,
         read_run(words, 2).job,
@@ -38,8 +29,6 @@ def test_peak_device_bytes_are_within_2_percent_of_measured(quickstart, tmp_path
         device_bytes=4 << 30,
         tell=lambda _words: None,
     )
-    said, _ = training.communicate()
-    assert training.returncode == 0, said[-4000:]
     measured = json.loads(report.read_text())
     # The report's peak is above what the rank holds between iterations.
     estimated = peak.parts.total - peak.held

@@ -44,7 +44,12 @@ COMBINATIONS = (
     ((0.0, 5), (0.3, 3), (1.0, 2)),
     ((0.0, 1), (0.0, 4), (0.3, 1), (0.3, 2), (0.3, 5), (1.0, 1), (1.0, 3)),
 )
-SEVERAL = {1: 3, 2: 2}  # micro-batches, by ranks
+# By ranks: micro-batches where there are several; models, all or each two values together.
+SEVERAL = {1: 3, 2: 2}
+MODELS = {
+    1: tuple(itertools.product(("gpt", "llama"), DTYPES, (0.0, 0.1))),
+    2: (("gpt", "fp32", 0.1), ("gpt", "bf16", 0.0), ("llama", "fp32", 0.0), ("llama", "bf16", 0.1)),
+}
 
 
 def memo(ratio, chunks, **other) -> MemoConfig:
@@ -65,7 +70,7 @@ def exactness():
     """Every combination against stock, and against the same chunks with everything kept."""
     tp = parallel_state.get_tensor_model_parallel_world_size()
     rows = []
-    for style, dtype, dropout in itertools.product(("gpt", "llama"), DTYPES, (0.0, 0.1)):
+    for style, dtype, dropout in MODELS[tp]:
         cfg = config(style, layers=3, dtype=DTYPES[dtype], dropout=dropout)
         stock_block, built = block(cfg, None), block(cfg, memo(0.5, 1))
         exact_block = _in_fp32(style, stock_block) if dtype == "bf16" and not dropout else None
