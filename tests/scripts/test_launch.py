@@ -119,6 +119,7 @@ def test_a_stop_ends_the_whole_run(tmp_path, number):
     run.send_signal(number)
     run.wait(timeout=30)
     child = int(pid_file.read_text())
+    deadline = time.monotonic() + 30
     while _is_alive(child) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _is_alive(child)
