@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from typing import Any
 
 from megatron_memo import compat, compat_versions
@@ -18,6 +19,8 @@ from megatron_memo.arguments import (
 )
 from megatron_memo.config import MemoConfig
 from megatron_memo.training.modules import ModuleChoice, choose, layer_spec
+
+_said: list[str] = []
 
 # As in upstream's launch script.
 ARGS_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
@@ -152,5 +155,11 @@ def rank() -> int:
 
 
 def log(text: str) -> None:
+    _said.append(text)
     if rank() == 0:
         print(f"megatron_memo: {text}", flush=True)
+
+
+def said() -> Sequence[str]:
+    """What was logged so far, on any rank: for the page that a run leaves."""
+    return _said

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from megatron_memo.training.command_line import (  # noqa: E402
     log,
     model_config,
     rank,
+    said,
 )
 from megatron_memo.training.cpu_defaults import follow_cpu  # noqa: E402
 from megatron_memo.training.modules import ModuleChoice  # noqa: E402
@@ -43,6 +44,8 @@ from megatron_memo.training.user_error import exit_with  # noqa: E402
 if TYPE_CHECKING:
     from megatron_memo.training.auto_ratio import AutoRatio
     from megatron_memo.training.planned import PlannedSteps
+    from megatron_memo.training.report import Recorder
+    from megatron_memo.training.run_page import RunPage
     from megatron_memo.training.traffic import Traffic
 
 
@@ -125,6 +128,7 @@ def _pretrain(
     from megatron_memo.training.gpt import embedding_ranks, forward_step
     from megatron_memo.training.ranges import nvtx_ranges
     from megatron_memo.training.report import Recorder
+    from megatron_memo.training.run_page_parts import run_page
     from megatron_memo.training.start_line import start_line
     from megatron_memo.training.traffic import NothingSwapped
 
@@ -149,12 +153,15 @@ def _pretrain(
         listening = planned.listening()
     if auto is not None:
         compat.wrap_train_step(auto.step, _as_is, first=auto.begin)
+    page = run_page(args, memo, planned, auto, said)
     if memo is not None:
-        traffic = _traffic(args)
+        traffic = _traffic(args, page)
         compat.wrap_train_step(traffic.step, _as_is, first=traffic.begin)
         ranges = nvtx_ranges(args)
         if ranges is not None:
             compat.wrap_train_step(ranges.step, _as_is)
+    if page is not None:
+        compat.wrap_train_step(page.step, _as_is)
     recorder = None
     if getattr(args, "memo_report", None) is not None:
         recorder = Recorder(args.memo_report, memo, measured_iteration(args), planned, auto)
@@ -177,18 +184,23 @@ def _pretrain(
         exit_with(str(refusal))
     except SystemExit as end:
         # How Megatron ends early when asked to (--exit-interval, a signal): as good an end.
-        if recorder is not None and not end.code:
-            recorder.write()
+        if not end.code:
+            _write_reports(recorder, page)
         raise
-    if recorder is not None:
-        recorder.write()
+    _write_reports(recorder, page)
 
 
 def _as_is(_iteration: int, run: Callable[[], Any]) -> Any:
     return run()
 
 
-def _traffic(args: Namespace) -> Traffic:
+def _write_reports(recorder: Recorder | None, page: RunPage | None) -> None:
+    for report in (recorder, page):
+        if report is not None:
+            report.write()
+
+
+def _traffic(args: Namespace, page: RunPage | None) -> Traffic:
     from megatron.core.num_microbatches_calculator import get_num_microbatches
 
     from megatron_memo.swap.engine import get_engine
@@ -196,12 +208,17 @@ def _traffic(args: Namespace) -> Traffic:
     from megatron_memo.training.forecast import forecast
     from megatron_memo.training.traffic import Traffic
 
+    def write(iteration: int, scalars: Mapping[str, float]) -> None:
+        telling.write(iteration, scalars)
+        if page is not None:
+            page.scalars(iteration, scalars)
+
     return Traffic(
         lambda: get_engine().stats(),
         clock=time.perf_counter,
         gather=telling.gather,
         log=log,
-        write=telling.write,
+        write=write,
         time=telling.time,
         foresee=lambda layers: forecast(args, layers, get_num_microbatches()),
         interval=args.log_interval,

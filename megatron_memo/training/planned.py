@@ -163,9 +163,14 @@ class PlannedSteps:
         self._after_step(iteration)
         return result
 
+    @property
+    def plan_in_use(self) -> Plan | None:
+        """The plan that steps are replayed by; None while there is none."""
+        return self._plan if self.replaying else None
+
     def report(self) -> dict[str, Any]:
         """What the run's report says about the plan."""
-        plan = self._plan if self.replaying else None
+        plan = self.plan_in_use
         return {
             "replayed": self.replaying,
             "arena_bytes": plan and plan.arena,

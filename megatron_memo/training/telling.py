@@ -28,6 +28,28 @@ def write(iteration: int, scalars: Mapping[str, float]) -> None:
         wandb.log(named, iteration)
 
 
+def say(text: str) -> None:
+    """A line in the log, from whichever rank has something to say."""
+    print(f"megatron_memo: {text}", flush=True)
+
+
+def link(name: str, iteration: int, path: str) -> None:
+    """Tells TensorBoard (as text) and W&B (in the run's summary) where a file is.
+
+    Args:
+        name: what it is; the writers get it under `memo/`.
+        iteration: that it is told at.
+        path: of the file.
+    """
+    from megatron.training import get_tensorboard_writer, get_wandb_writer
+
+    board, wandb = get_tensorboard_writer(), get_wandb_writer()
+    if board is not None:
+        board.add_text(f"memo/{name}", path, iteration)
+    if wandb is not None and wandb.run is not None:
+        wandb.run.summary.update({f"memo/{name}": path})
+
+
 def time(seconds: Mapping[str, float], steps: int) -> None:
     """To Megatron's timers, which log them where --timing-log-level is 1 or 2. Collective then.
 

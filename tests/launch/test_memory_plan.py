@@ -55,6 +55,17 @@ def test_numbers_are_bitwise_those_without_a_plan(native, planned):
     assert planned.validation == native.validation
 
 
+def test_the_run_leaves_a_page_that_says_what_it_did(planned, folder):
+    page = folder / "memo_plan" / "report.html"
+    told = [line for line in planned.out.splitlines() if str(page) in line]
+    assert len(told) == 1
+    text = page.read_text("utf-8")
+    assert f"Iterations 1 to {STEPS}, " in text
+    for said in ("arena", "needed, by the bill", "What memo said", "memory plan in use"):
+        assert said in text
+    assert text.count('class="figure"') == 2  # the run's course, the plan
+
+
 def test_from_the_fifth_iteration_on_every_planned_request_is_served_at_its_address(planned):
     for iteration, row in rows(planned).items():
         if iteration < REPLAYED_FROM:
