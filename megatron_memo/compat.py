@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from megatron_memo import compat_older
 from megatron_memo.compat_versions import describes_models
 from megatron_memo.platform.post_import import when_imported
 
@@ -38,6 +39,7 @@ def install_import_hooks() -> None:
     _hooks_installed = True
     when_imported("megatron.core.datasets.utils", use_packaged_dataset_helper)
     when_imported("megatron.core.optimizer.distrib_optimizer", let_torch_adam_resume)
+    when_imported("megatron.core.transformer.moe.moe_utils", compat_older.name_missing_gemm)
 
 
 def use_packaged_dataset_helper(datasets_utils: ModuleType) -> None:
@@ -102,8 +104,11 @@ def let_torch_adam_resume(distrib_optimizer: ModuleType) -> None:
 
     @functools.wraps(set_states)
     def set_states_without_step(self: Any, model_param: torch.Tensor, tensors: dict) -> None:
-        # Upstream skips what is no tensor, so the step that load_state_dict gave stays.
-        set_states(self, model_param, {**tensors, "step": None})
+        # The step that load_state_dict gave stays: it is what is copied into itself.
+        group, order = self.model_param_group_index_map[model_param]
+        main_param = self.optimizer.param_groups[group]["params"][order]
+        step = self.optimizer.state[main_param].get("step")
+        set_states(self, model_param, {**tensors, "step": step})
 
     cls.state_dict = state_dict_with_step
     cls.load_state_dict = load_state_dict_with_own_steps

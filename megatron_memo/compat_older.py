@@ -12,7 +12,7 @@ import functools
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 
@@ -225,6 +225,17 @@ def build_tokenizer(args: Namespace) -> Any:
     from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer as upstream
 
     return upstream(args)
+
+
+def name_missing_gemm(moe_utils: ModuleType) -> None:
+    """Let routers of experts work without Transformer Engine.
+
+    Touches ``megatron.core.transformer.moe.moe_utils.te_general_gemm`` (0.16), which is asked
+    whether it is None and has no value where the import of Transformer Engine failed.
+    """
+    module: Any = moe_utils
+    if not hasattr(module, "te_general_gemm"):
+        module.te_general_gemm = None
 
 
 def ddp_config(args: Namespace) -> Any:

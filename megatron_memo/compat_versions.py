@@ -23,10 +23,13 @@ OLDEST = (0, 16)
 
 
 def version() -> str:
-    """The version of megatron-core that is imported here."""
-    from megatron.core.package_info import __version__
+    """The version of megatron-core that is imported here.
 
-    return __version__
+    Its own ``__version__`` names a commit as well, of whatever repository it happens to lie in.
+    """
+    from megatron.core.package_info import VERSION
+
+    return ".".join(map(str, VERSION[:3])) + "".join(VERSION[3:4])
 
 
 def check_version(*, training: bool) -> None:
@@ -51,12 +54,12 @@ def check_version(*, training: bool) -> None:
         ) from None
     if (package_info.MAJOR, package_info.MINOR) < OLDEST:
         raise ValueError(
-            f"megatron-core {package_info.__version__}: memo works with {OLDEST[0]}.{OLDEST[1]} "
+            f"megatron-core {version()}: memo works with {OLDEST[0]}.{OLDEST[1]} "
             f"and newer. {remedy}, or take branch core_r0.19.0 of Megatron-LM."
         )
     if training and importlib.util.find_spec("megatron.training") is None:
         raise ValueError(
-            f"megatron-core {package_info.__version__}: comes without megatron.training, which the "
+            f"megatron-core {version()}: comes without megatron.training, which the "
             f"launcher runs. {remedy}, or put the Megatron-LM checkout of this version on "
             "PYTHONPATH."
         )

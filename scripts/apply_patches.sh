@@ -10,7 +10,7 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 
 # The versions of Megatron whose `pretrain` memo's launcher can call.
-LEAST_MINOR=19
+LEAST_MINOR=16
 
 fail() {
     echo "apply_patches.sh: error: $1" >&2
@@ -29,8 +29,8 @@ info=$checkout/megatron/core/package_info.py
 number() { sed -n "s/^$1 = \([0-9]*\).*/\1/p" "$info"; }
 version=$(number MAJOR).$(number MINOR)
 if [[ $action != revert ]] && ((${version%%.*} == 0 && ${version#*.} < LEAST_MINOR)); then
-    fail "$2: is Megatron core $version, and memo's launcher needs 0.$LEAST_MINOR. Take branch \
-core_r0.$LEAST_MINOR.0 or a later one." 1
+    fail "$2: is Megatron core $version, and memo works with 0.$LEAST_MINOR and newer. Take branch \
+core_r0.19.0 or another one from core_r0.$LEAST_MINOR.0 on." 1
 fi
 
 # A repository further up must not make git look for the files elsewhere.
