@@ -147,6 +147,18 @@ def forked_rng() -> AbstractContextManager[None]:
     return random._fork_rng()
 
 
+def forget_norm_input(layer: Any) -> None:
+    """Let a layer let go of the tensor that it noted for its pre-MLP norm.
+
+    Touches ``TransformerLayer.mlp_norm_manager`` (0.19): upstream's
+    ``_forward_pre_mlp_layernorm`` puts its input there, graph and all, and the end of
+    ``_forward_mlp`` takes it away again. Whoever runs the first without the second would keep it
+    until the next forward. Can go when the note is a local variable.
+    """
+    if getattr(layer, "mlp_norm_manager", None) is not None:
+        layer.mlp_norm_manager = None
+
+
 def repair_help(parser: argparse.ArgumentParser) -> None:
     """Escape per cent signs that keep ``--help`` from printing anything.
 

@@ -17,6 +17,7 @@ from typing import Any
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
+from megatron_memo import compat
 from megatron_memo.config import Experts
 from megatron_memo.layer.chunks import Fate
 from megatron_memo.layer.segment import Base, Segment
@@ -29,7 +30,9 @@ MakeSegment = Callable[[Callable[..., tuple[Tensor, ...]], Fate, list[Base]], Se
 
 def before_experts(layer: TransformerLayer, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """What the mixture takes: `hidden` [rows, b, h], after attention, and its norm (same shape)."""
-    return hidden, layer._forward_pre_mlp_layernorm(hidden)
+    normed = layer._forward_pre_mlp_layernorm(hidden)
+    compat.forget_norm_input(layer)
+    return hidden, normed
 
 
 def run_experts(

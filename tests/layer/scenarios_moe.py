@@ -137,12 +137,17 @@ def experts_memory():
             live = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
             counts.append((live, get_engine().stats()["host_bytes"]))
         moved = get_engine().stats()["d2h_bytes"] / len(counts)
+        # Of a graph that backward has been through: upstream's dispatchers keep their last scores.
+        left = sum(
+            isinstance(o, torch.Tensor) and o.grad_fn is not None and o.dim() == 3
+            for o in gc.get_objects()
+        )
         with torch.no_grad():
             with_settings(built.eval(), memo(0.0, 2, moe_experts=policy))
             before = get_engine().stats()["d2h_bytes"]
             built(hidden_states=given.inputs[0], attention_mask=None, rotary_pos_emb=given.rope)
         answer[policy.value] = dict(
-            counts=counts, moved=moved, routed=len(routed),
+            counts=counts, moved=moved, routed=len(routed), left=left,
             moved_in_evaluation=get_engine().stats()["d2h_bytes"] - before,
         )  # fmt: skip
     return answer

@@ -56,3 +56,4 @@ def test_nothing_of_the_experts_is_left_behind(answers):
     for policy in POLICIES:
         first, *others = by_policy[policy]["counts"][1:]
         assert all(other == first for other in others), policy
+        assert by_policy[policy]["left"] == 0, policy
