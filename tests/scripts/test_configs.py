@@ -43,7 +43,9 @@ def megatron(monkeypatch):
     )
     from megatron_memo.training.cpu_defaults import follow_cpu
 
-    node = HostBudget(HOST_BYTES_OF_A_NODE // 8, "the node that the configs are for")
+    # A run leaves a twentieth of a node's memory as head-room; see swap.host_budget.
+    share = HOST_BYTES_OF_A_NODE // 8 * 19 // 20
+    node = HostBudget(share, "the node that the configs are for")
     monkeypatch.setattr("megatron_memo.training.host_memory.host_budget", lambda args: node)
 
     def parse(config, *extra):
