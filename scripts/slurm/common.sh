@@ -2,29 +2,16 @@
 # What the batch scripts share. Sourced; Slurm runs a copy of a batch script from elsewhere, so they
 # find this by the folder that they were submitted from.
 #
-#   memo_python      the Python to start ranks with: $MEMO_PYTHON or the repo's environment
-#   memo_settings    exports the variables below
+#   memo_python ROOT see scripts/lib/run.sh; sbatch --export=ALL,MEMO_PYTHON=... names another
+#   memo_settings    exports the variables of scripts/lib/run.sh, and where the ranks meet
 #   memo_run_folder  prints the job's folder for checkpoints, plans and reports; makes it
 
-memo_python() {
-    local python=${MEMO_PYTHON:-$PWD/.venv/bin/python}
-    if [[ ! -x $(command -v "$python") ]]; then
-        echo "$python: no such Python. Make the environment with ./scripts/test.sh or" \
-            "./scripts/quickstart.sh, or name another: sbatch --export=ALL,MEMO_PYTHON=... " >&2
-        return 1
-    fi
-    printf '%s\n' "$python"
-}
+# shellcheck source=scripts/lib/run.sh
+source scripts/lib/run.sh
 
 # A variable that is set already keeps its value: sbatch --export=ALL,NAME=value.
 memo_settings() {
-    # The loader's processes and memo's copies use the cores beside the ranks. Left to itself, each
-    # rank would start a thread for every core of the node.
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-    # Lines are written as they come; otherwise the last ones of a job that is killed are lost.
-    export PYTHONUNBUFFERED=1
-    # Names the link or rank when a collective fails; silent as long as none does.
-    export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+    memo_environment
     # A batch script runs on the first node of its job, and so does rank 0.
     MASTER_ADDR=${MASTER_ADDR:-$(hostname)}
     # Jobs that share a node must not meet at one port.
