@@ -23,7 +23,8 @@ _EXAMPLES = """\
 Flags after CONFIG that are none of these go to Megatron, and replace those of the config.
 
 examples:
-  scripts/train.py configs/gpt-7b-1m.yaml --data-path data/mine --save runs/7b --load runs/7b
+  scripts/train.py configs/gpt-7b-1m.yaml --data-path data/mine \\
+      --save runs/7b --load runs/7b --save-interval 100
   scripts/train.py configs/gpt-7b-1m.yaml --mock-data --train-iters 5 --dry-run
   on each of two nodes, of which the first is called alpha:
     scripts/train.py configs/gpt-13b-1m.yaml --rdzv alpha:29500 --data-path data/mine

@@ -51,6 +51,7 @@ def check_flags(args: argparse.Namespace, memo: MemoConfig | None, own_modules: 
     _check_heads(args)
     _check_residency(args, memo)
     _check_evaluation(args)
+    _check_saving(args)
     _check_report(args)
 
 
@@ -147,6 +148,15 @@ def _check_evaluation(args: argparse.Namespace) -> None:
             "--eval-iters 0 turns evaluation off. Give --eval-interval N to evaluate every N "
             "iterations, such as --eval-interval 1000, and --eval-iters 0 with it if there is "
             "nothing to evaluate on."
+        )
+
+
+def _check_saving(args: argparse.Namespace) -> None:
+    """Megatron's ``validate_args`` says this by an assertion without a word."""
+    if getattr(args, "save", None) and getattr(args, "save_interval", 0) is None:
+        raise ValueError(
+            f"--save {args.save}: Megatron wants to be told how often. Give --save-interval N to "
+            "save every N iterations, such as --save-interval 100; it saves at the end as well."
         )
 
 

@@ -181,6 +181,13 @@ def test_evaluation_without_an_interval_is_refused(interval, given, iterations):
     assert "--eval-interval N" in text and "--eval-iters 0" in text
 
 
+def test_saving_without_an_interval_is_refused():
+    said = message(check_flags, args(save="runs/7b", save_interval=None), None, False)
+    assert said.startswith("--save runs/7b: ") and "--save-interval 100" in said
+    check_flags(args(save="runs/7b", save_interval=100), None, own_modules=False)
+    check_flags(args(save=None, save_interval=None), None, own_modules=False)
+
+
 @pytest.mark.parametrize("elsewhere", ["full_validation", "skip_train"])
 def test_interval_that_megatron_does_not_need_may_be_left_out(elsewhere):
     check_flags(args(eval_interval=None, eval_iters=100, **{elsewhere: True}), None, False)
