@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "recorded"
 
 # The smallest job that does all that a large one does.
-TINY = """
+_TINY = """
     --num-layers 4 --hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 256
     --group-query-attention --num-query-groups 2 --seq-length 1024 --max-position-embeddings 1024
     --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear
@@ -29,16 +29,17 @@ TINY = """
     --train-iters 16 --lr 1e-3 --lr-decay-style constant --mock-data --split 100,0,0
     --tokenizer-type NullTokenizer --vocab-size 255 --log-interval 1 --eval-interval 1000
     --eval-iters 0 --num-workers 0
-""".split()
+"""
 # The MEMO paper's 7B model at 1M tokens on 8 GPUs, as docs/guide.md has it.
-LARGE = """
+_LARGE = """
     --num-layers 32 --hidden-size 4096 --ffn-hidden-size 16384 --num-attention-heads 32
     --seq-length 1048576 --max-position-embeddings 1048576 --position-embedding-type rope
     --micro-batch-size 1 --global-batch-size 1 --bf16 --use-distributed-optimizer
     --tensor-model-parallel-size 8 --sequence-parallel --attention-dropout 0 --hidden-dropout 0
     --tokenizer-type NullTokenizer --vocab-size 50256 --lr 1e-4 --train-iters 1000
-    --eval-iters 0 --eval-interval 1000 --transformer-impl local
-""".split()
+    --eval-iters 0 --eval-interval 1000 --transformer-impl local --mock-data
+"""
+TINY, LARGE = _TINY.split(), _LARGE.split()
 AUTO = ["--memo-swap-ratio", "auto"]
 
 
@@ -54,6 +55,9 @@ def training(*flags: str, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+_SHOWN = ("iteration  ", "elapsed time per iteration", "lm loss:")
 
 
 def told(output: str) -> list[str]:
@@ -73,7 +77,6 @@ def told(output: str) -> list[str]:
     return lines
 
 
-_SHOWN = ("iteration  ", "elapsed time per iteration", "lm loss:")
 SAVED = ["--save", "runs/first", "--load", "runs/first", "--save-interval", "100"]
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from megatron_memo.refusals import REFUSALS, Refusal, Scope
 from memo_text import prose, table
 from memo_works import WORKS
-
-from megatron_memo.refusals import REFUSALS, Refusal, Scope
 
 _SECTIONS = (
     (

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from memo_text import prose
-
 from megatron_memo.arguments import add_memo_arguments
 from megatron_memo.cli import COMMANDS
+from memo_text import prose
 
 LAUNCHER = "pretrain_gpt_memo.py"
 

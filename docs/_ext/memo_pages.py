@@ -13,13 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import memo_compatibility
-import memo_flags
-import memo_results
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+import memo_compatibility
+import memo_flags
+import memo_results
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,4 +1,4 @@
-"""Tables of benchmarks/results: the command and conditions that a file begins with, and its rows."""
+"""Tables of benchmarks/results: the command and conditions that a file begins with; its rows."""
 
 from __future__ import annotations
 
