@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from megatron_memo.refusals import REFUSALS, Refusal, Scope
+from memo_faults import FAULTS
 from memo_text import prose, table
-from memo_works import WORKS
+from memo_works import WORKS, Works
 
 _SECTIONS = (
     (
@@ -34,11 +37,19 @@ def refusals() -> str:
 
 def works() -> str:
     """Markdown of what works together, with the tests."""
-    rows = [
-        [row.what, row.how, "\n".join(f"`{test}`\n" for test in row.tests).rstrip()]
-        for row in WORKS
+    return _shown(WORKS, "works", "how")
+
+
+def faults() -> str:
+    """Markdown of what goes wrong elsewhere, what holds it here, and the tests."""
+    return _shown(FAULTS, "what goes wrong", "what holds it here")
+
+
+def _shown(rows: Sequence[Works], what: str, how: str) -> str:
+    cells = [
+        [row.what, row.how, "\n".join(f"`{test}`\n" for test in row.tests).rstrip()] for row in rows
     ]
-    return table(["works", "how", "shown by"], rows, [26, 34, 40])
+    return table([what, how, "shown by"], cells, [26, 34, 40])
 
 
 def _row(row: Refusal) -> list[str]:

@@ -4,6 +4,7 @@
 {memo-commands}           every `megatron-memo` command, a section each
 {memo-refusals}           what is refused
 {memo-works}              what works together, and the tests
+{memo-faults}             what goes wrong elsewhere, what holds it here, and the tests
 {memo-result} FILE.csv    a table of benchmarks/results; `:columns:` picks some
 """
 
@@ -68,6 +69,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         ("memo-commands", memo_flags.commands, "megatron_memo/**/*.py"),
         ("memo-refusals", memo_compatibility.refusals, "megatron_memo/refusals.py"),
         ("memo-works", memo_compatibility.works, "megatron_memo/refusals.py"),
+        ("memo-faults", memo_compatibility.faults, "megatron_memo/refusals.py"),
     ):
         app.add_directive(name, _directive(function, sources))
     app.add_directive("memo-result", _Result)

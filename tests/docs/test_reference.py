@@ -11,6 +11,7 @@ import memo_flags
 from megatron_memo.arguments import add_memo_arguments
 from megatron_memo.cli import COMMANDS
 from megatron_memo.refusals import REFUSALS
+from memo_faults import FAULTS
 from memo_results import result
 from memo_text import prose
 from memo_works import WORKS
@@ -24,7 +25,7 @@ def functions_in(path):
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("row", WORKS, ids=lambda row: row.what)
+@pytest.mark.parametrize("row", (*WORKS, *FAULTS), ids=lambda row: row.what)
 def test_what_works_is_shown_by_tests_that_are_there(row):
     assert row.tests
     for name in row.tests:
