@@ -25,7 +25,7 @@ def functions_in(path):
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("row", (*WORKS, *FAULTS), ids=lambda row: row.what)
+@pytest.mark.parametrize("row", [*WORKS, *FAULTS], ids=lambda row: row.what)
 def test_what_works_is_shown_by_tests_that_are_there(row):
     assert row.tests
     for name in row.tests:

@@ -353,9 +353,9 @@ def many_iterations():
     gc.collect()
     gc.disable()  # cycles of ours would pile up
     try:
-        for iteration in range(100):
+        for iteration in range(200):
             run(built, given)
-            if iteration % 10 == 9:
+            if iteration % 20 == 19:
                 tensors = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
                 held.append((tensors, get_engine().stats()["host_bytes"], _resident_bytes()))
     finally:

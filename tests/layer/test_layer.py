@@ -93,7 +93,7 @@ def test_nothing_is_left_behind(answers, between):
     assert all(same for _, _, same in by_name[between])
 
 
-def test_100_iterations_hold_what_10_hold(answers):
+def test_200_iterations_hold_what_20_hold(answers):
     """With the garbage collector off: live tensors and host bytes stay, resident memory within a
     MiB."""
     (held,) = answers("many_iterations", 1)
