@@ -188,6 +188,14 @@ def add_memo_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         "bytes swapped, versions.",
     )
     group.add_argument(
+        "--memo-trace",
+        metavar="FILE",
+        help="Write what compute and copies did in the run's tenth iteration, when ratio and plan "
+        "are there, on rank 0, as a Chrome trace: compute by layer and chunk, copies to the host "
+        "and back with bytes and bandwidth. https://ui.perfetto.dev opens it. Works without "
+        "--memo-swap-ratio too, to compare with.",
+    )
+    group.add_argument(
         "--memo-measure-memory",
         metavar="ITER",
         help="Measure the peak of activation memory in iteration ITER, counted from 1. The "

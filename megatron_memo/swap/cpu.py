@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from megatron_memo.swap import watch
 from megatron_memo.swap.backend import Copy, Event
 from megatron_memo.swap.host import HostBlock
 
@@ -100,18 +101,19 @@ class HostThreadBackend:
         return time.perf_counter() - start
 
     def d2h(self, copies: Sequence[Copy], after: Event | None) -> Event:
-        return self._d2h.submit(lambda: self._slowed(copy_to_host, copies), after)
+        return self._d2h.submit(lambda: self._slowed(watch.TO_HOST, copies), after)
 
     def h2d(self, copies: Sequence[Copy], after: Event | None) -> Event:
-        return self._h2d.submit(lambda: self._slowed(copy_to_device, copies), after)
+        return self._h2d.submit(lambda: self._slowed(watch.TO_DEVICE, copies), after)
 
-    def _slowed(self, copy: Callable[[Sequence[Copy]], None], copies: Sequence[Copy]) -> None:
+    def _slowed(self, direction: str, copies: Sequence[Copy]) -> None:
         """Copies, and sleeps for the rest of what the link would have taken."""
         start = time.perf_counter()
-        copy(copies)
+        (copy_to_host if direction == watch.TO_HOST else copy_to_device)(copies)
         if self._link is not None:
             nbytes = sum(one.device.numel() for one in copies)
             time.sleep(max(nbytes / self._link - (time.perf_counter() - start), 0.0))
+        watch.tell(direction, start, time.perf_counter(), copies)
 
     def synchronize(self) -> None:
         for thread in (self._d2h, self._h2d):

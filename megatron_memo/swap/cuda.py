@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_memo.swap import numa
+from megatron_memo.swap import numa, watch
 from megatron_memo.swap.backend import Copy, Event
 from megatron_memo.swap.host import HostBlock
 
@@ -85,7 +85,9 @@ class CudaStreamBackend:
             start = self._d2h.record_event(_timed())
             for copy in copies:
                 _host_view(copy).copy_(copy.device, non_blocking=True)
-            return self._d2h_clock.note(start, self._d2h.record_event(_timed(self._d2h_waits)))
+            end = self._d2h.record_event(_timed(self._d2h_waits))
+            watch.tell(watch.TO_HOST, start, end, copies)
+            return self._d2h_clock.note(start, end)
 
     def h2d(self, copies: Sequence[Copy], after: Event | None) -> Event:
         with torch.cuda.stream(self._h2d):
@@ -94,7 +96,9 @@ class CudaStreamBackend:
             start = self._h2d.record_event(_timed())
             for copy in copies:
                 copy.device.copy_(_host_view(copy), non_blocking=True)
-            return self._h2d_clock.note(start, self._h2d.record_event(_timed(self._h2d_waits)))
+            end = self._h2d.record_event(_timed(self._h2d_waits))
+            watch.tell(watch.TO_DEVICE, start, end, copies)
+            return self._h2d_clock.note(start, end)
 
     def synchronize(self) -> None:
         self._d2h.synchronize()

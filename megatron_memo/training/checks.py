@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron_memo import compat
-from megatron_memo.arguments import measured_iteration
+from megatron_memo.arguments import flag_of, measured_iteration
 from megatron_memo.config import MemoConfig
 from megatron_memo.refusals import check_supported
 from megatron_memo.training.dataset_files import damage
@@ -168,13 +168,17 @@ def _check_report(args: argparse.Namespace) -> None:
             f"--memo-measure-memory {measured}: training ends after --train-iters {last}. Give at "
             f"most {last}."
         )
-    report = getattr(args, "memo_report", None)
-    if report is None:
+    for flag in ("memo_report", "memo_trace"):
+        _check_writable(flag_of(flag), getattr(args, flag, None))
+
+
+def _check_writable(flag: str, path: str | None) -> None:
+    if path is None:
         return
-    folder = os.path.dirname(os.path.abspath(report))
-    if os.path.isdir(report) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise ValueError(
-            f"--memo-report {report}: is not a file that can be written; {folder} must be an "
+            f"{flag} {path}: is not a file that can be written; {folder} must be an "
             "existing folder with write permission. Make the folder, or name another file."
         )
 

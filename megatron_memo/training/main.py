@@ -12,6 +12,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 _PROGRAM_START = time.time()
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from megatron_memo.training.planned import PlannedSteps
     from megatron_memo.training.report import Recorder
     from megatron_memo.training.run_page import RunPage
+    from megatron_memo.training.run_trace import RunTrace
     from megatron_memo.training.traffic import Traffic
 
 
@@ -154,6 +156,9 @@ def _pretrain(
     if auto is not None:
         compat.wrap_train_step(auto.step, _as_is, first=auto.begin)
     page = run_page(args, memo, planned, auto, said)
+    trace = _trace(args, planned, auto)
+    if trace is not None:
+        compat.wrap_train_step(trace.step, _as_is, first=trace.begin)
     if memo is not None:
         traffic = _traffic(args, page)
         compat.wrap_train_step(traffic.step, _as_is, first=traffic.begin)
@@ -185,19 +190,42 @@ def _pretrain(
     except SystemExit as end:
         # How Megatron ends early when asked to (--exit-interval, a signal): as good an end.
         if not end.code:
-            _write_reports(recorder, page)
+            _write_reports(recorder, page, trace)
         raise
-    _write_reports(recorder, page)
+    _write_reports(recorder, page, trace)
 
 
 def _as_is(_iteration: int, run: Callable[[], Any]) -> Any:
     return run()
 
 
-def _write_reports(recorder: Recorder | None, page: RunPage | None) -> None:
-    for report in (recorder, page):
-        if report is not None:
-            report.write()
+def _write_reports(recorder: Recorder | None, page: RunPage | None, trace: RunTrace | None) -> None:
+    if recorder is not None:
+        recorder.write()
+    if page is not None:
+        page.write()
+    if trace is not None:
+        trace.finish()
+
+
+def _trace(
+    args: Namespace, planned: PlannedSteps | None, auto: AutoRatio | None
+) -> RunTrace | None:
+    """What `--memo-trace` asks of this rank."""
+    if getattr(args, "memo_trace", None) is None or args.rank != 0:
+        return None
+    from megatron_memo.profile import markers
+    from megatron_memo.training.layer_times import CudaClock, HostClock
+    from megatron_memo.training.run_trace import RunTrace
+
+    return RunTrace(
+        Path(args.memo_trace),
+        HostClock() if platform.is_active() else CudaClock(),
+        mark=markers.mark_model if planned is None else None,
+        ready=lambda: auto is None or auto.ratio is not None,
+        rank=args.rank,
+        log=log,
+    )
 
 
 def _traffic(args: Namespace, page: RunPage | None) -> Traffic:

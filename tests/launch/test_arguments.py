@@ -154,7 +154,7 @@ def test_launcher_answers_a_mistyped_flag_with_status_2(monkeypatch, capsys):
 def test_every_flag_explains_itself_in_sentences():
     parser = add_memo_arguments(argparse.ArgumentParser())
     ours = [action for action in parser._actions if action.dest.startswith("memo_")]
-    assert len(ours) == 18
+    assert len(ours) == 19
     for action in ours:
         assert action.help.endswith("."), action.dest
         assert len(action.help.split()) > 12, action.dest

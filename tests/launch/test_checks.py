@@ -161,10 +161,11 @@ def test_spec_and_ratio_cannot_both_choose_layers():
     )
 
 
-def test_report_in_a_folder_that_is_not_there_is_refused(tmp_path):
+@pytest.mark.parametrize("flag", ["report", "trace"])
+def test_report_in_a_folder_that_is_not_there_is_refused(flag, tmp_path):
     path = str(tmp_path / "missing" / "report.json")
-    text = message(check_flags, args(memo_report=path), None, False)
-    assert text.startswith(f"--memo-report {path}: is not a file that can be written")
+    text = message(check_flags, args(**{f"memo_{flag}": path}), None, False)
+    assert text.startswith(f"--memo-{flag} {path}: is not a file that can be written")
 
 
 def test_measuring_after_the_end_is_refused(tmp_path):

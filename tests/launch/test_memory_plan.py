@@ -1,5 +1,6 @@
 """Training at planned addresses: recorded, planned and replayed in a run, saved, refused."""
 
+import json
 import stat
 from pathlib import Path
 
@@ -30,11 +31,17 @@ def native(train):
 
 
 @pytest.fixture(scope="module")
-def planned(train, folder):
+def traced(tmp_path_factory):
+    return tmp_path_factory.mktemp("trace") / "trace.json"
+
+
+@pytest.fixture(scope="module")
+def planned(train, folder, traced):
     """Evaluation after iterations 5 and 10, a checkpoint after 8: both lie between steps."""
     saving = ("--save", str(folder), "--save-interval", str(SAVED))
     enough = ("--memo-device-budget", "1GiB")
-    return train(2, "llama", *FLAGS, "--memo-plan", "auto", *saving, *enough)
+    tracing = ("--memo-trace", str(traced))
+    return train(2, "llama", *FLAGS, "--memo-plan", "auto", *saving, *enough, *tracing)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +71,23 @@ def test_the_run_leaves_a_page_that_says_what_it_did(planned, folder):
     for said in ("arena", "needed, by the bill", "What memo said", "memory plan in use"):
         assert said in text
     assert text.count('class="figure"') == 2  # the run's course, the plan
+
+
+def test_the_traced_iteration_has_compute_by_layer_and_the_copies_of_the_step(planned, traced):
+    content = json.loads(traced.read_text())
+    assert content["otherData"]["iteration"] == 10
+    events = [event for event in content["traceEvents"] if event["ph"] == "X"]
+    compute = {event["name"] for event in events if event["cat"] == "compute"}
+    assert "layer 1 chunk 0 forward of micro-batch 3: forward" in compute
+    assert "head backward of micro-batch 0: backward" in compute
+    assert any(name.endswith(": again") for name in compute)
+    moved = {
+        way: sum(event["args"]["bytes"] for event in events if event["cat"] == way)
+        for way in ("D2H", "H2D")
+    }
+    swapped = planned.report["swap"]
+    assert moved["D2H"] * STEPS == swapped["d2h_bytes"]
+    assert moved["H2D"] * STEPS == swapped["h2d_bytes"]
 
 
 def test_from_the_fifth_iteration_on_every_planned_request_is_served_at_its_address(planned):
