@@ -36,7 +36,7 @@ _MEMORY = (
 _STREAMS = "what compute, copies and communication do in a simulated iteration"
 _PARETO = "step time against device and host memory, over swap ratios, chunks and resident layers"
 _CURVE = "keep, recompute or offload: step time and device memory over sequence lengths"
-_ALL = "one page of everything that what is given allows: the plan's figures, the estimate's, both"
+_ALL = "one page of all of these: of a plan, of an estimate, or of both"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_plan(page, optional=True)
     _add_estimate(page)
     _add_lengths(page)
-    _add_output(page)
+    _add_output(page, formats=_PAGE)
+    of_machine = ("gpu", "nodes", "gpus_per_node", "host_memory")
+    of_estimate = (*of_machine, "calibration", "reserve", "lengths")
+    page.set_defaults(untouched={name: page.get_default(name) for name in of_estimate})
 
 
 def _sentence(says: str) -> str:
@@ -114,14 +117,14 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
+def _add_output(parser: argparse.ArgumentParser, *, formats: str = ".png, .svg or .html") -> None:
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         type=Path,
         required=True,
-        help="where to write: .png, .svg or .html",
+        help=f"where to write: {formats}",
     )
     parser.add_argument(
         "--theme",
@@ -173,11 +176,9 @@ def _figures(args: argparse.Namespace) -> list[Figure]:
     plan, estimate = _path(args, "plan"), bool(args.flags)
     if args.kind == "all" and plan is None and not estimate:
         raise ValueError("plot all: give a PLAN, the flags of a training run after --, or both")
-    found = []
-    if plan is not None:
-        found += _of_plan(args, plan)
-    elif args.kind in ("layout", "memory"):
-        raise AssertionError("argparse asks for a plan")
+    if args.kind == "all":
+        _check_effect(args)
+    found = [] if plan is None else _of_plan(args, plan)
     if args.kind in ("layout", "memory"):
         if estimate:
             raise ValueError(
@@ -188,6 +189,19 @@ def _figures(args: argparse.Namespace) -> list[Figure]:
     if estimate or args.kind != "all":
         found += _of_run(args)
     return found
+
+
+def _check_effect(args: argparse.Namespace) -> None:
+    """Refuses an option of what is not drawn."""
+    if args.plan is None and args.window is not None:
+        raise ValueError(f"--window {args.window}: is of a plan, and none is given. Add one.")
+    for name, default in args.untouched.items():
+        value = getattr(args, name)
+        if not args.flags and value != default:
+            raise ValueError(
+                f"--{name.replace('_', '-')} {value}: is of an estimate, and no flags of a "
+                "training run are given. Add them after --, or drop it."
+            )
 
 
 def _of_plan(args: argparse.Namespace, path: Path) -> list[Figure]:
@@ -236,6 +250,7 @@ def _of_run(args: argparse.Namespace) -> list[Figure]:
     from megatron_memo.estimate.ways import own_strategy
     from megatron_memo.plot.streams import streams
     from megatron_memo.plot.tradeoff import curve, pareto
+    from megatron_memo.plot.words import job_words
     from megatron_memo.sizes import parse_size
 
     check_flags_given(args.flags, f"plot {args.kind}")
@@ -250,7 +265,8 @@ def _of_run(args: argparse.Namespace) -> list[Figure]:
     costs = Costs(run.job, machine, calibration_of(args, run))
     found = []
     if args.kind in ("streams", "all"):
-        found.append(streams(simulate(costs, own_strategy(run, costs, reserve))))
+        result = simulate(costs, own_strategy(run, costs, reserve))
+        found.append(streams(result, job_words(costs)))
     if args.kind in ("pareto", "all"):
         found.append(pareto(costs, reserve))
     if args.kind in ("curve", "all"):

@@ -60,11 +60,12 @@ _MARGIN = 0.1  # of a row, above and below a box
 _SHOWN_LAYERS = 2  # in a close-up
 
 
-def streams(result: Result) -> Figure:
+def streams(result: Result, of: str) -> Figure:
     """The figure; close-ups show two layers' forward and backward of the first stage.
 
     Args:
         result: of `estimate.timeline.simulate`.
+        of: model and machine, in words.
     """
     events = [event for stage in result.stages for event in stage.events]
     used = {(event.stage, event.stream) for event in events}
@@ -101,9 +102,9 @@ def streams(result: Result) -> Figure:
     first = [event for event in events if event.stage == 0 and event.stream == COMPUTE]
     exposed = sum(result.exposed.get(name, 0.0) for name in (D2H, H2D, DISK_WRITE, DISK_READ))
     notes = (
-        f"{result.strategy}: a step of {seconds_words(result.seconds)}, MFU {result.mfu_full:.1%} "
-        f"(attention counted in full) or {result.mfu_causal:.1%} (causal), "
-        f"{exposed / result.seconds:.1%} of it waiting for copies.",
+        f"{of}. {result.strategy}: a step of {seconds_words(result.seconds)}, "
+        f"{exposed / result.seconds:.1%} of it waiting for copies; MFU {result.mfu_full:.1%} "
+        f"(attention counted in full) or {result.mfu_causal:.1%} (causal).",
         "Simulated from the GPU's datasheet, not measured.",
     )
     panel = Panel(

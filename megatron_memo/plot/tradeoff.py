@@ -30,6 +30,7 @@ from megatron_memo.plot.palette import (
     YELLOW,
     Colour,
 )
+from megatron_memo.plot.words import job_words, machine_words
 from megatron_memo.sizes import size_words
 
 _MORE_CHUNKS = 4  # times the layer's own choice
@@ -113,7 +114,7 @@ def pareto(costs: Costs, reserve: int, *, ratios: int = _RATIOS) -> Figure:
         ),
     )
     notes = (
-        f"{_job(costs)}. Each line goes over swap ratios from 0 to 1; {_FITS}.",
+        f"{job_words(costs)}. Each line goes over swap ratios from 0 to 1; {_FITS}.",
         "Memory by arithmetic, times simulated from the GPU's datasheet: predictions.",
     )
     return Figure("pareto", "What a faster step costs in memory", notes, panels)
@@ -158,7 +159,7 @@ def curve(costs: Costs, tokens: Sequence[int], reserve: int) -> Figure:
         memory.append(replace(line, y=[one.peak.parts.total for one in row]))
     longest = ", ".join(f"{name} ({_longest(row, tokens)})" for name, row in rows.items())
     notes = (
-        f"{_machine(costs)}; {_FITS}. Longest that fits: {longest}.",
+        f"{machine_words(costs)}; {_FITS}. Longest that fits: {longest}.",
         "Memory by arithmetic, times simulated from the GPU's datasheet: predictions.",
     )
     panels = (
@@ -259,15 +260,3 @@ def _facts(answers: Sequence[Answer]) -> tuple[Fact, ...]:
 def _longest(row: Sequence[Answer], tokens: Sequence[int]) -> str:
     fitting = [length for one, length in zip(row, tokens, strict=True) if one.fits]
     return tokens_words(max(fitting)) if fitting else "none"
-
-
-def _machine(costs: Costs) -> str:
-    job = costs.job
-    return (
-        f"{job.layers} layers of {job.hidden} on {job.ranks} x {costs.machine.gpu.name} "
-        f"(tp {job.tp}, pp {job.pp}, cp {job.cp}, dp {job.dp})"
-    )
-
-
-def _job(costs: Costs) -> str:
-    return f"{tokens_words(costs.job.sequence)} tokens, {_machine(costs)}"

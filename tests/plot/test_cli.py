@@ -99,6 +99,14 @@ def test_flags_beside_a_plan_are_refused_where_they_change_nothing(planned, tmp_
     assert "plot all" in refusal(capsys, *given)
 
 
+def test_an_option_of_what_is_not_drawn_is_refused(planned, flags, tmp_path, capsys):
+    out = tmp_path / "out.html"
+    said = refusal(capsys, "all", planned.plan_file, "-o", out, "--lengths", "1K")
+    assert "--lengths 1K: is of an estimate, and no flags" in said
+    said = refusal(capsys, "all", "-o", out, "--window", "0", "--", *flags)
+    assert "--window 0: is of a plan, and none is given" in said
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "wanted"),
     [

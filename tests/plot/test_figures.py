@@ -86,7 +86,7 @@ def test_memory_agrees_with_the_plan_and_with_what_the_planner_tells(planned):
 
 def test_streams_have_every_event_in_a_lane_of_its_own(costs):
     result = simulate(costs, Memo(0.5, chunks=4, resident=0))
-    (panel,) = streams(result).panels
+    (panel,) = streams(result, "a job").panels
     boxes = panel.boxes
     events = [event for stage in result.stages for event in stage.events]
     assert len(boxes.x0) == len(events)
@@ -106,7 +106,7 @@ def test_streams_have_every_event_in_a_lane_of_its_own(costs):
 
 def test_stages_of_a_pipeline_are_named_in_their_lanes(costs):
     two = Costs(replace(costs.job, pp=2, micro_batches=2), costs.machine)
-    (panel,) = streams(simulate(two, Memo(0.5))).panels
+    (panel,) = streams(simulate(two, Memo(0.5)), "a job").panels
     assert {"stage 0: compute", "stage 1: compute"} <= set(panel.y.lanes)
 
 

@@ -62,7 +62,7 @@ class Reader(HTMLParser):
 @pytest.fixture(scope="module")
 def figures(planned, costs):
     result = simulate(costs, Memo(0.5, chunks=4, resident=0))
-    return [layout(planned.plan, planned.trace), memory(planned.plan), streams(result)]
+    return [layout(planned.plan, planned.trace), memory(planned.plan), streams(result, "a job")]
 
 
 @pytest.fixture(scope="module")
