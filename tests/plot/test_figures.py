@@ -7,9 +7,12 @@ import pytest
 
 from megatron_memo.estimate.answer import DEFAULT_RESERVE
 from megatron_memo.estimate.cost import Costs
+from megatron_memo.estimate.hardware import faster_link
 from megatron_memo.estimate.strategies import Memo
 from megatron_memo.estimate.timeline import simulate
+from megatron_memo.phases import START
 from megatron_memo.plan.plan_file import PlanError
+from megatron_memo.plan.planner import Search, Source, make_plan
 from megatron_memo.plan.requests import requests_of
 from megatron_memo.plan.savings import savings_of
 from megatron_memo.plan.verify_plan import verify_plan
@@ -20,7 +23,7 @@ from megatron_memo.plot.memory import memory
 from megatron_memo.plot.palette import GROUNDS, THEMES, family, ramp
 from megatron_memo.plot.streams import streams
 from megatron_memo.plot.tradeoff import curve, pareto
-from megatron_memo.profile.trace import Malloc, rounded
+from megatron_memo.profile.trace import Free, Header, Malloc, Trace, rounded
 
 
 def facts(boxes):
@@ -84,6 +87,24 @@ def test_memory_agrees_with_the_plan_and_with_what_the_planner_tells(planned):
         assert list(line.y) == sorted(line.y) and line.y[-1] <= reserved
 
 
+def test_memory_grows_over_one_iteration_and_the_legend_knows_of_the_second():
+    eight, twelve = 8 << 20, 11 << 20
+    events = (
+        *(Malloc(0, eight, 0, ""), Malloc(1, twelve, 0, ""), Malloc(2, twelve, 0, "")),
+        *(Free(0), Free(2), Free(1)),
+    )
+    trace = Trace(Header("profile"), (START,), events)
+    search = Search(time_limit=5, workers=1, use_cp_sat=False)
+    plan = make_plan([Source("it", "", trace)], search).plan
+    (panel,) = memory(plan).panels
+    native = panel.lines[2]
+    # 20 MiB hold the first two; of 11 + 11 that are left in a second iteration none holds 8.
+    assert native.label.endswith(", after 2 iterations")
+    assert list(native.x) == sorted(native.x) and native.x[-1] <= len(events)
+    assert native.y[-1] < savings_of([requests_of(trace)]).native
+    assert f"{savings_of([requests_of(trace)]).native / (1 << 20):.4g} MiB" in native.label
+
+
 def test_streams_have_every_event_in_a_lane_of_its_own(costs):
     result = simulate(costs, Memo(0.5, chunks=4, resident=0))
     (panel,) = streams(result, "a job").panels
@@ -111,7 +132,10 @@ def test_stages_of_a_pipeline_are_named_in_their_lanes(costs):
 
 
 def test_none_on_the_line_of_the_best_is_beaten_by_one_that_fits(costs):
-    ways, device, host = pareto(costs, DEFAULT_RESERVE, ratios=4).panels
+    # Over a fast link, what has no room on the host would be the fastest.
+    fast_gpu = faster_link(costs.machine.gpu, 20)
+    fast = Costs(costs.job, replace(costs.machine, gpu=fast_gpu, host_memory=4 << 30))
+    ways, device, host = pareto(fast, DEFAULT_RESERVE, ratios=4).panels
     assert {"keep all", "full recompute"} <= {line.label for line in ways.lines}
     for panel in (device, host):
         lines = {line.label: line for line in panel.lines}
@@ -122,9 +146,12 @@ def test_none_on_the_line_of_the_best_is_beaten_by_one_that_fits(costs):
             for x, y, hollow in zip(line.x, line.y, line.hollow, strict=True)
             if not hollow
         ]
+        most = max(x for x, _ in fitting)
         for x, y in zip(best.x, best.y, strict=True):
+            assert x <= most
             assert not any(a <= x and b < y for a, b in fitting)
-        # A host this small does not hold everything: what is hollow needs more than there is.
+        assert best.y[-1] == min(y for _, y in fitting)
+        # A host this small does not hold everything.
         assert any(any(line.hollow) for line in lines.values())
     (limit,) = host.limits
     for line in host.lines:
