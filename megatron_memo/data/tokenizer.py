@@ -88,8 +88,17 @@ def parse_tokenizer_flags(words: Sequence[str]) -> TokenizerSpec:
         return TokenizerSpec()
     # Imported late: it takes seconds, and bytes do without. The files first, for its quiet import.
     load_indexed_dataset()
-    from megatron.training.argument_utils import ArgumentGroupFactory
-    from megatron.training.config.training_config import TokenizerConfig
+    try:
+        from megatron.training.argument_utils import ArgumentGroupFactory
+        from megatron.training.config.training_config import TokenizerConfig
+    except ImportError:
+        from megatron_memo import compat_versions
+
+        raise ValueError(
+            f"{' '.join(words)}: reading Megatron's tokenizer flags needs megatron-core 0.18 or "
+            f"newer, and this is {compat_versions.version()}. Prepare the dataset with a newer one "
+            "(every version reads it), or drop the flags to store bytes."
+        ) from None
 
     parser = argparse.ArgumentParser(prog="prepare_data.py", add_help=False, allow_abbrev=False)
     ArgumentGroupFactory(TokenizerConfig).build_group(parser, "tokenizer")

@@ -1,14 +1,19 @@
 """Patches go into a checkout, out of it, or leave it alone: on a stand-in for a checkout.
 
-With MEGATRON_LM naming a real one, a copy of its files is patched as well.
+With MEGATRON_LM naming a real one (several, parted by colons), a copy of each is patched, trains
+with memo, and is as it was when the patch is out again.
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from tests.launch.conftest import TINY
 from tests.scripts.shell import ROOT
 
 SCRIPT = '''# Copyright
@@ -20,7 +25,7 @@ import time
 
 print("as before")
 '''
-FILES = ("pretrain_gpt.py", "megatron/core/package_info.py")
+CHECKOUTS = [Path(name) for name in os.environ.get("MEGATRON_LM", "").split(":") if name]
 
 
 def patches(action, checkout):
@@ -76,11 +81,13 @@ def test_lines_that_moved_do_not_matter_and_changed_ones_stop_everything(checkou
     assert "hand_over" not in script.read_text()
 
 
-def test_an_older_version_is_refused_with_the_one_to_take(checkout):
-    version(checkout, 18)
+def test_the_oldest_version_takes_them_and_an_older_one_is_refused(checkout):
+    version(checkout, 16)
+    assert patches("check", checkout)[0] == 0
+    version(checkout, 15)
     status, said = patches("apply", checkout)
     assert status == 1
-    assert "is Megatron core 0.18, and memo's launcher needs 0.19" in said
+    assert "is Megatron core 0.15, and memo works with 0.16 and newer. Take branch" in said
 
 
 @pytest.mark.parametrize(
@@ -110,13 +117,37 @@ def test_only_memos_flags_are_handed_over(checkout, tmp_path):
         assert (run.stdout + run.stderr).strip() == said
 
 
-@pytest.mark.skipif("MEGATRON_LM" not in os.environ, reason="MEGATRON_LM names no checkout")
-def test_they_go_into_a_real_checkout(tmp_path):
-    for name in FILES:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(os.path.join(os.environ["MEGATRON_LM"], name), tmp_path / name)
-    before = (tmp_path / "pretrain_gpt.py").read_text()
+def copy_of(checkout, folder):
+    """The parts of a checkout that a run needs, with a dataset helper that needs no compiler."""
+    shutil.copytree(checkout / "megatron", folder / "megatron")
+    for script in checkout.glob("*.py"):
+        shutil.copy(script, folder)
+    datasets = folder / "megatron/core/datasets"
+    (datasets / "Makefile").unlink()
+    helper = Path(importlib.util.find_spec("megatron.core.datasets.helpers_cpp").origin)
+    shutil.copy(helper, datasets)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "as it was"]):
+        subprocess.run([*git, *words], cwd=folder, check=True)
+
+
+@pytest.mark.skipif(not CHECKOUTS, reason="MEGATRON_LM names no checkout")
+@pytest.mark.parametrize("checkout", CHECKOUTS, ids=lambda path: path.name)
+def test_a_real_checkout_takes_memos_flags_and_is_as_it_was_afterwards(checkout, tmp_path):
+    copy_of(checkout, tmp_path)
     assert patches("apply", tmp_path)[0] == 0
-    assert (tmp_path / "pretrain_gpt.py").read_text() != before
+    words = ["-m", "torch.distributed.run", "--standalone", tmp_path / "pretrain_gpt.py"]
+    words += [*TINY["llama"], "--train-iters", "2"]
+    words += ["--memo-swap-ratio", "0.5", "--memo-resident-layers", "0"]
+    run = subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
+    assert "memo's launcher runs this checkout's pretrain" in run.stdout
+    assert "megatron_memo: swapped" in run.stdout and "iteration        2/" in run.stdout
     assert patches("revert", tmp_path)[0] == 0
-    assert (tmp_path / "pretrain_gpt.py").read_text() == before
+    left = subprocess.run(["git", "status", "--short"], cwd=tmp_path, capture_output=True)
+    assert left.stdout == b""
