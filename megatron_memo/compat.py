@@ -1,7 +1,8 @@
 """The one place, besides ``platform/``, that leans on upstream's private parts.
 
-Every function names what it touches, since which version, and what would let us delete it.
-Features are detected by attribute or signature, never by parsing version strings.
+With ``compat_versions``, for what differs between versions. Every function names what it touches,
+since which version, and what would let us delete it. Features are detected by attribute or
+signature, never by parsing version strings.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import argparse
 import functools
 import importlib.util
 import inspect
+import os
+import runpy
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +24,28 @@ from megatron_memo import compat_older
 OLDEST = (0, 16)
 
 
+@functools.cache
+def _package_info() -> dict[str, Any] | None:
+    """What ``package_info.py`` of ``megatron.core`` says, or None where there is no such package.
+
+    The file is run by itself: what is too old may not even import with this torch.
+    """
+    try:
+        spec = importlib.util.find_spec("megatron.core")
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return runpy.run_path(os.path.join(spec.submodule_search_locations[0], "package_info.py"))
+
+
 def version() -> str:
     """The version of megatron-core that is imported here.
 
     Its own ``__version__`` names a commit as well, of whatever repository it happens to lie in.
     """
-    from megatron.core.package_info import VERSION
-
-    return ".".join(map(str, VERSION[:3])) + "".join(VERSION[3:4])
+    info = _package_info()
+    return "none" if info is None else ".".join(map(str, info["VERSION"][:3]))
 
 
 def check_version(*, training: bool) -> None:
@@ -45,23 +61,21 @@ def check_version(*, training: bool) -> None:
         ValueError: none, an older one, or one without ``megatron.training``.
     """
     remedy = "Install megatron-core 0.19 (pip install -r requirements.txt)"
-    try:
-        from megatron.core import package_info
-    except ModuleNotFoundError:
+    info = _package_info()
+    if info is None:
         raise ValueError(
             f"megatron.core: not found by this Python. {remedy}, or put a Megatron-LM checkout on "
             "PYTHONPATH."
-        ) from None
-    if (package_info.MAJOR, package_info.MINOR) < OLDEST:
+        )
+    if (info["MAJOR"], info["MINOR"]) < OLDEST:
         raise ValueError(
-            f"megatron-core {version()}: memo works with {OLDEST[0]}.{OLDEST[1]} "
-            f"and newer. {remedy}, or take branch core_r0.19.0 of Megatron-LM."
+            f"megatron-core {version()}: memo works with {OLDEST[0]}.{OLDEST[1]} and newer. "
+            f"{remedy}, or take branch core_r0.19.0 of Megatron-LM."
         )
     if training and importlib.util.find_spec("megatron.training") is None:
         raise ValueError(
-            f"megatron-core {version()}: comes without megatron.training, which the "
-            f"launcher runs. {remedy}, or put the Megatron-LM checkout of this version on "
-            "PYTHONPATH."
+            f"megatron-core {version()}: comes without megatron.training, which memo runs. "
+            f"{remedy}, or put the Megatron-LM checkout of this version on PYTHONPATH."
         )
 
 

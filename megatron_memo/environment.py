@@ -24,7 +24,7 @@ Exit status: 0 training can run here, 1 something is missing, and how to get it 
 _ADVICE = {
     "torch": "install it with: pip install -r requirements.txt",
     "megatron-core": "install it with: pip install -r requirements.txt",
-    "megatron.training": "pip install 'megatron-core[training]' (0.19 or newer, Python 3.12), or "
+    "megatron.training": "pip install 'megatron-core[training]' (0.17 or newer, Python 3.12), or "
     "put a Megatron-LM checkout on PYTHONPATH",
 }
 

@@ -147,11 +147,12 @@ def _without_auto(words: Sequence[str]) -> tuple[list[str], bool]:
 def _parsed(words: Sequence[str], world_size: int) -> argparse.Namespace:
     import torch
 
-    from megatron_memo import compat, platform
+    from megatron_memo import compat, compat_versions, platform
 
     if not torch.cuda.is_available():
         with contextlib.redirect_stdout(io.StringIO()):
             platform.activate()
+    compat_versions.check_version(training=True)
     compat.install_import_hooks()
     from megatron.training.arguments import parse_args
 

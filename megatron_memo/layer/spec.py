@@ -135,11 +135,8 @@ def memo_layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
 
     from megatron_memo.refusals import check_supported
 
-    args, config, memo = (
-        get_args(),
-        compat_versions.transformer_config(model_config),
-        MemoConfig.from_env(),
-    )
+    args, memo = get_args(), MemoConfig.from_env()
+    config = compat_versions.transformer_config(model_config)
     check_supported(args, memo)
     if args.mtp_num_layers and not compat_versions.describes_models():
         raise ValueError(

@@ -203,6 +203,8 @@ def pretrain(session: Session, on_cuda: bool) -> None:
         session: ends it when it has seen enough.
         on_cuda: CUDA's kernels are shown, by tensors without data.
     """
+    compat_versions.check_version(training=True)
+
     from megatron.training.arguments import parse_args
 
     from megatron_memo.training import command_line

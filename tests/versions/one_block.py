@@ -11,16 +11,19 @@ import tempfile
 import harness  # first: it activates the platform before anything imports Megatron
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.transformer.transformer_block import TransformerBlock
 
 from megatron_memo import compat_versions
 from megatron_memo.config import MemoConfig
+from megatron_memo.layer.spec import block_spec
 from megatron_memo.swap.engine import get_engine
 
 TOKENS, EVERYTHING = 96, 99
+LAYERS = 3
 
 
 def answer() -> dict:
-    cfg = harness.config("llama", layers=3)
+    cfg = harness.config("llama", layers=LAYERS, transformer_impl="local")
     given = harness.data(cfg, TOKENS, micro_batches=2)
     stock = harness.run(harness.block(cfg, None), given)
     found = {"version": compat_versions.version()}
@@ -35,7 +38,17 @@ def answer() -> dict:
                 layer.memo = dataclasses.replace(memo, resident_layers=EVERYTHING)
             stock = harness.run(built, given)
         found[name] = {"differing": harness.differing(stock, got), "moved": moved}
+    if not compat_versions.describes_models():
+        found["by function"] = [
+            type(layer).__name__
+            for layer in TransformerBlock(cfg, spec_function, post_layer_norm=False).layers
+        ]
     return found
+
+
+def spec_function(config, vp_stage=None):
+    """As `--spec` names one in a launch script before 0.19."""
+    return block_spec(config, MemoConfig(0.5), vp_stage)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What an older or incomplete Megatron cannot do is refused by name, with the remedy."""
 
 from argparse import Namespace
+from importlib import metadata
 
 import pytest
-from megatron.core import package_info
 
 from megatron_memo import compat_versions
 from megatron_memo.training.loss_head import head_of
@@ -15,8 +15,8 @@ def installed(monkeypatch):
     """installed(minor, patch): what the package says that it is."""
 
     def change(minor, patch):
-        monkeypatch.setattr(package_info, "MINOR", minor)
-        monkeypatch.setattr(package_info, "VERSION", (0, minor, patch, ""))
+        info = {"MAJOR": 0, "MINOR": minor, "VERSION": (0, minor, patch, "")}
+        monkeypatch.setattr(compat_versions, "_package_info", lambda: info)
 
     return change
 
@@ -34,6 +34,16 @@ def test_a_version_below_the_oldest_is_refused_with_the_one_to_install(installed
         ValueError, match=r"megatron-core 0\.15\.3: memo works with 0\.16 and newer"
     ):
         compat_versions.check_version(training=False)
+
+
+def test_no_megatron_at_all_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setattr(compat_versions, "_package_info", lambda: None)
+    with pytest.raises(ValueError, match=r"megatron\.core: not found .*pip install -r"):
+        compat_versions.check_version(training=False)
+
+
+def test_the_version_is_the_packages_own():
+    assert compat_versions.version() == metadata.version("megatron-core")
 
 
 def test_a_newer_version_is_tried(installed):
