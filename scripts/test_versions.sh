@@ -2,6 +2,7 @@
 # Runs tests against other versions of megatron-core than the one in requirements.txt:
 #     ./scripts/test_versions.sh                   the newest of 0.16, 0.17 and 0.18
 #     ./scripts/test_versions.sh 0.17.0 0.19.1     these
+#     ./scripts/test_versions.sh 0.17.0 -- tests/swap -k disk    pytest with these words instead
 # For each, an environment is made at .venv-versions/VERSION (links to this repo's environment, and
 # the 2 MB wheel; kept and used again), in which the layer's and swapping's own tests run; then
 # tests/versions, which starts the launcher in it where the wheel holds megatron.training.
@@ -16,22 +17,30 @@ source "$root/scripts/lib/python.sh"
 # shellcheck source=scripts/lib/env.sh
 source "$root/scripts/lib/env.sh"
 
-case ${1:-} in
-    -*)
-        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-        [[ $1 == -h || $1 == --help ]] && exit 0
-        exit 2
-        ;;
-esac
-memo_ensure_env "$root" || exit 1
-cd "$root"
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-
-versions=("$@")
-((${#versions[@]})) || versions=(0.16.1 0.17.1 0.18.2)
 # What needs megatron.core alone, so that it runs in every version.
 tests=(tests/layer tests/swap tests/ops/test_norm.py tests/ops/test_flash_attention.py
     tests/ops/test_packed.py tests/platform)
+versions=()
+while (($#)); do
+    case $1 in
+        --)
+            shift
+            (($#)) && tests=("$@")
+            break
+            ;;
+        -*)
+            sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+            [[ $1 == -h || $1 == --help ]] && exit 0
+            exit 2
+            ;;
+        *) versions+=("$1") && shift ;;
+    esac
+done
+((${#versions[@]})) || versions=(0.16.1 0.17.1 0.18.2)
+
+memo_ensure_env "$root" || exit 1
+cd "$root"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 summary="" failed=0
 for version in "${versions[@]}"; do
