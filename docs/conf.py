@@ -10,7 +10,6 @@ from megatron_memo import __version__  # noqa: E402
 
 project = "Megatron-MEMO"
 author = "the Megatron-MEMO authors"
-copyright = "Apache-2.0"
 release = version = __version__
 
 extensions = ["myst_parser", "memo_pages"]
@@ -26,6 +25,7 @@ html_theme = "furo"
 html_title = "Megatron-MEMO"
 html_static_path = ["_static"]
 html_css_files = ["memo.css"]
+html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}

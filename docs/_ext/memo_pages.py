@@ -20,6 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import memo_compatibility
+import memo_figures
 import memo_flags
 import memo_results
 
@@ -58,6 +59,19 @@ class _Result(_Generated):
         return memo_results.result(self.arguments[0], self.options.get("columns", ""))
 
 
+class _Figure(_Generated):
+    """Both variants of a figure, of which the theme shows one."""
+
+    sources = "docs/figures/*"
+    required_arguments = 1
+    has_content = True
+    option_spec: ClassVar[dict[str, Any]] = {"alt": str}
+
+    def markdown(self) -> str:
+        (kind,) = self.arguments
+        return memo_figures.figure(kind, self.options["alt"], "\n".join(self.content))
+
+
 def _directive(function: Callable[[], str], sources: str) -> type[_Generated]:
     members = {"make": staticmethod(function), "sources": sources}
     return type(function.__name__, (_Generated,), members)
@@ -73,4 +87,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     ):
         app.add_directive(name, _directive(function, sources))
     app.add_directive("memo-result", _Result)
+    app.add_directive("memo-figure", _Figure)
     return {"parallel_read_safe": True}

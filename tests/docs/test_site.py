@@ -110,3 +110,16 @@ def test_files_that_pages_name_are_in_the_repo():
     for page in PAGES:
         for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()):
             assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+def test_figures_are_there_in_light_and_in_dark_or_not_at_all(site):
+    """They are drawn by benchmarks/figures.py; a page without them is whole."""
+    folder, _ = site
+    drawn = {path.stem for path in (ROOT / "docs" / "figures").glob("*-*.*")}
+    for page in (ROOT / "docs").glob("*.md"):
+        html = (folder / f"{page.stem}.html").read_text()
+        for kind in re.findall(r"\{memo-figure\} (\w+)", page.read_text()):
+            variants = {f"{kind}-{theme}" for theme in ("light", "dark")}
+            assert not drawn or variants <= drawn, kind
+            for name in variants & drawn:
+                assert f"_images/{name}." in html, name
