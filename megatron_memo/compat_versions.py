@@ -30,13 +30,19 @@ def _package_info() -> dict[str, Any] | None:
 
     The file is run by itself: what is too old may not even import with this torch.
     """
+    core = _folder("megatron.core")
+    return None if core is None else runpy.run_path(os.path.join(core, "package_info.py"))
+
+
+def _folder(package: str) -> str | None:
+    """Where ``megatron.core`` or ``megatron.training`` would be imported from; it is not."""
     try:
-        spec = importlib.util.find_spec("megatron.core")
+        spec = importlib.util.find_spec(package)
     except ModuleNotFoundError:
-        spec = None
+        return None
     if spec is None or not spec.submodule_search_locations:
         return None
-    return runpy.run_path(os.path.join(spec.submodule_search_locations[0], "package_info.py"))
+    return spec.submodule_search_locations[0]
 
 
 def version() -> str:
@@ -72,7 +78,7 @@ def check_version(*, training: bool) -> None:
             f"megatron-core {version()}: memo works with {OLDEST[0]}.{OLDEST[1]} and newer. "
             f"{remedy}, or take branch core_r0.19.0 of Megatron-LM."
         )
-    if training and importlib.util.find_spec("megatron.training") is None:
+    if training and _folder("megatron.training") is None:
         raise ValueError(
             f"megatron-core {version()}: comes without megatron.training, which memo runs. "
             f"{remedy}, or put the Megatron-LM checkout of this version on PYTHONPATH."
@@ -83,14 +89,12 @@ def check_version(*, training: bool) -> None:
 def describes_models() -> bool:
     """Whether upstream builds a GPT from one description, which may hold a function for its layers.
 
-    Touches ``megatron.training.models.gpt.GPTModelConfig`` (since 0.19; before, the launch script
-    gives a function that builds the model). Goes with ``compat_older``.
+    Looks for ``megatron.training.models.gpt`` (since 0.19; before, the launch script gives a
+    function that builds the model), without an import: one that fails for want of some other
+    package would look like an older version. Goes with ``compat_older``.
     """
-    try:
-        from megatron.training.models.gpt import GPTModelConfig
-    except ImportError:
-        return False
-    return hasattr(GPTModelConfig, "transformer_layer_spec")
+    training = _folder("megatron.training")
+    return training is not None and os.path.exists(os.path.join(training, "models", "gpt.py"))
 
 
 def transformer_config(model_config: Any) -> Any:

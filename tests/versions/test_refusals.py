@@ -53,7 +53,7 @@ def test_a_newer_version_is_tried(installed):
 
 def test_a_wheel_without_training_serves_the_layer_alone(installed, monkeypatch):
     installed(16, 1)
-    monkeypatch.setattr(compat_versions.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compat_versions, "_folder", lambda package: None)
     compat_versions.check_version(training=False)
     with pytest.raises(ValueError, match=r"comes without megatron\.training"):
         compat_versions.check_version(training=True)
