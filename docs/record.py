@@ -41,6 +41,8 @@ _LARGE = """
 """
 TINY, LARGE = _TINY.split(), _LARGE.split()
 AUTO = ["--memo-swap-ratio", "auto"]
+_MACHINE = ["--gpu", "a800-80g", "--host-memory", "2TiB"]
+ESTIMATE = ["estimate", "--quick", *_MACHINE, "--", *LARGE, *AUTO]
 
 
 def training(*flags: str, folder: Path) -> subprocess.CompletedProcess[str]:

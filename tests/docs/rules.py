@@ -106,12 +106,13 @@ class Reader:
             ranks *= int(started[started.index("--nnodes") + 1])
         self.trains(started[started.index(str(train.SCRIPT)) + 1 :], ranks, {})
 
-    def command(self, words: list[str]) -> None:
-        """`megatron-memo`, for real."""
+    def command(self, words: list[str]) -> str:
+        """`megatron-memo`, for real; what it printed."""
         self.capsys.readouterr()
         status = cli.main(words)
         said = self.capsys.readouterr()
         assert status == 0, f"{said.out}\n{said.err}"
+        return said.out
 
 
 def _memo(reader: Reader, call: Call) -> None:
@@ -133,7 +134,10 @@ def _memo(reader: Reader, call: Call) -> None:
         reader.command([name, *words])
         reader.shared[key] = folder
         return
-    reader.command([name, *words])
+    printed = reader.command([name, *words])
+    if [name, *words] == record.ESTIMATE:  # as the page shows it
+        shown = (record.FOLDER / "estimate.txt").read_text().splitlines()[1:]
+        assert printed.splitlines() == shown, "run python docs/record.py estimate"
 
 
 def _torchrun(reader: Reader, call: Call) -> None:
