@@ -21,21 +21,32 @@ def launcher_flags() -> str:
 
 def commands() -> str:
     """Markdown of every `megatron-memo` command, a section each."""
-    return "\n\n".join(f"### megatron-memo {name}\n\n{command(name)}" for name in COMMANDS)
+    return "\n\n".join(_section(command_parser(name), "###") for name in COMMANDS)
 
 
-def command(name: str) -> str:
-    """Markdown of one `megatron-memo` command: usage, flags, and what its help ends with."""
-    parser = command_parser(name)
+def _section(parser: argparse.ArgumentParser, level: str) -> str:
+    """A command: usage, flags, what its help ends with, and the commands that it has itself."""
     parts = [
+        f"{level} {parser.prog}",
         prose(parser.description or ""),
         _block("console", f"$ {_usage(parser)}"),
-        f"```{{program}} megatron-memo {name}\n```",
+        f"```{{program}} {parser.prog}\n```",
         _options(parser),
     ]
     if parser.epilog:
         parts.append(_epilog(parser))
+    parts += [_section(each, f"{level}#") for each in kinds(parser)]
     return "\n\n".join(parts)
+
+
+def kinds(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parsers of a command that has commands itself."""
+    return [
+        each
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for each in action.choices.values()
+    ]
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
@@ -51,7 +62,8 @@ def shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [
         action
         for action in parser._actions
-        if action.help is not argparse.SUPPRESS and not isinstance(action, argparse._HelpAction)
+        if action.help is not argparse.SUPPRESS
+        and not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
     ]
 
 

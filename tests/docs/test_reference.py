@@ -35,11 +35,20 @@ def test_what_works_is_shown_by_tests_that_are_there(row):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_flag_of_a_command_is_on_the_page(name):
-    page = memo_flags.commands()
-    section = page.split(f"### megatron-memo {name}\n")[1].split("\n### ")[0]
-    for action in memo_flags.shown(memo_flags.command_parser(name)):
-        for flag in action.option_strings or [memo_flags.heading(action)]:
-            assert f"{{option}} {flag}" in section or f", {flag}" in section, flag
+    page, parser = f"{memo_flags.commands()}\n", memo_flags.command_parser(name)
+    for each in [parser, *memo_flags.kinds(parser)]:
+        section = page.split(f"# {each.prog}\n")[1].split("\n###")[0]
+        for action in memo_flags.shown(each):
+            for flag in action.option_strings or [memo_flags.heading(action)]:
+                assert f"{{option}} {flag}" in section or f", {flag}" in section, flag
+
+
+def test_kinds_of_a_command_are_sections_of_their_own():
+    parser = argparse.ArgumentParser(prog="megatron-memo draw", description="Draw.")
+    parser.add_subparsers().add_parser("plan", description="One.").add_argument("--wide")
+    page = memo_flags._section(parser, "###")
+    assert "\n#### megatron-memo draw plan\n\nOne." in page
+    assert "{option} --wide WIDE" in page
 
 
 def test_every_memo_flag_of_the_launcher_is_on_the_page():
