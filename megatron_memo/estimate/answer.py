@@ -109,7 +109,7 @@ def peak_by_arithmetic(costs: Costs, strategy: Strategy) -> Peak:
 
 def settings_of(memo: Memo) -> MemoConfig:
     """The settings that the layer would get."""
-    return MemoConfig(memo.ratio, memo.chunks, memo.resident)
+    return MemoConfig(memo.ratio, memo.chunks, memo.resident, moe_experts=memo.experts)
 
 
 def best_ratio(

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from megatron_memo.config import Experts
 from megatron_memo.estimate import flops
 from megatron_memo.estimate.activations import Saved, saved
 from megatron_memo.estimate.calibration import Calibration
@@ -126,25 +127,31 @@ class Costs:
 
     # ---- steps of a layer
 
-    def saved(self, layer: int) -> Saved:
+    def saved(self, layer: int, experts: Experts = Experts.SWAP) -> Saved:
         """Bytes that the layer saves."""
-        return saved(self.job, layer, on_cuda=self.machine.gpu.name != "cpu")
+        on_cuda = self.machine.gpu.name != "cpu"
+        return saved(self.job, layer, on_cuda=on_cuda, experts=experts)
 
     def _step(self, kind: str, layer: int, share: float = 1.0) -> Step:
         """A step of a layer.
 
         Args:
-            kind: "pre", "attention", "post" (forward); with "backward " before it, or "again " for
-                what recomputation redoes.
+            kind: "pre", "attention", "post", "experts" (forward); with "backward " before it, or
+                "again " for what recomputation redoes. "post" ends before the MLP where the layer
+                has experts.
             layer: from 1; only the MLP may differ between layers.
-            share: of the rank's tokens that the chunk holds; attention has them all.
+            share: of the rank's tokens that the chunk holds; attention and experts have them all.
         """
         direction, _, part = kind.rpartition(" ")
         if part == "attention":
             return self._attention(direction == "backward")
         if part == "pre":
             return self._pre(share, direction == "backward")
-        return self._post(layer, share, direction)
+        if part == "experts":
+            return self._experts(direction)
+        if self.job.has_experts(layer):
+            return self._projection(share, direction == "backward")
+        return self._post(share, direction)
 
     def _attention(self, backward: bool) -> Step:
         job = self.job
@@ -169,56 +176,84 @@ class Costs:
     def _pre(self, share: float, backward: bool) -> Step:
         """Norm, gather, QKV, RoPE."""
         job = self.job
-        rows, columns = job.tokens * share, (job.query + 2 * job.key) / job.tp
+        rows, tp = job.tokens * share, job.tp
+        products = [(inner, columns / tp) for inner, columns in flops.projections(job)]
         local = job.local_tokens * share * job.hidden * job.element_bytes
         turned = rows * (job.query + job.key) / job.tp * job.element_bytes if job.rope else 0.0
         gather = self._gather(share)
         if not backward:
             moved = 2 * local + 2 * turned
-            compute = self.gemm(rows, job.hidden, columns) + self.memory_bound(moved)
+            compute = sum(self.gemm(rows, *product) for product in products)
+            compute += self.memory_bound(moved)
             return Step(compute, self._exposed(gather if job.sequence_parallel else 0.0))
-        compute = self._gemm_backward(rows, job.hidden, columns)
+        compute = sum(self._gemm_backward(rows, *product) for product in products)
         compute += self.memory_bound(4 * local + 2 * turned)
         return Step(compute, beside=2 * gather)
 
-    def _post(self, layer: int, share: float, direction: str) -> Step:
+    def _post(self, share: float, direction: str) -> Step:
         """Output projection, residual, norm, MLP, residual."""
         job = self.job
         backward, again = direction == "backward", direction == "again"
         rows, h, wide = job.tokens * share, job.hidden, 2 if job.gated else 1
-        query = job.query / job.tp
+        query, inner = job.attended / job.tp, job.ffn / job.tp
         local = job.local_tokens * share * h * job.element_bytes
         gather = self._gather(share)
-        inner, visits, exchange = self._mlp(layer, rows)
-        activation = visits * inner * job.element_bytes
+        activation = rows * inner * job.element_bytes
         sp = job.sequence_parallel
         if backward:
             compute = self._gemm_backward(rows, query, h)
-            compute += self._gemm_backward(visits, h, wide * inner)
-            compute += self._gemm_backward(visits, inner, h)
+            compute += self._gemm_backward(rows, h, wide * inner)
+            compute += self._gemm_backward(rows, inner, h)
             compute += self.memory_bound(10 * local + (2 * wide + 1) * activation)
             # Both row-parallel outputs' gradients are gathered before anything else can begin;
             # fc1's input is gathered, its gradient reduced, beside the matrix products.
-            serial = 2 * gather if sp else 0.0
-            return Step(compute, serial + 2 * exchange, beside=2 * gather)
-        compute = self.gemm(rows, query, h) + self.gemm(visits, h, wide * inner)
+            return Step(compute, 2 * gather if sp else 0.0, beside=2 * gather)
+        compute = self.gemm(rows, query, h) + self.gemm(rows, h, wide * inner)
         compute += self.memory_bound(5 * local + (wide + 1) * activation)
         collectives = 2 if again and sp else 3 if sp else 2 if again else 4
         if not again:
-            compute += self.gemm(visits, inner, h) + self.memory_bound(3 * local)
-        communicated = self._exposed(collectives * gather)
-        return Step(compute, communicated + exchange * (1 if again else 2))
+            compute += self.gemm(rows, inner, h) + self.memory_bound(3 * local)
+        return Step(compute, self._exposed(collectives * gather))
 
-    def _mlp(self, layer: int, rows: float) -> tuple[float, float, float]:
-        """Columns of the MLP on this rank, rows that go through it, seconds of one exchange."""
+    def _projection(self, share: float, backward: bool) -> Step:
+        """Output projection, residual and norm of a layer with experts."""
         job = self.job
-        if not job.has_experts(layer):
-            return job.ffn / job.tp, rows, 0.0
-        moe = job.experts
+        rows, query = job.tokens * share, job.attended / job.tp
+        local = job.local_tokens * share * job.hidden * job.element_bytes
+        gather = self._gather(share)
+        if backward:
+            compute = self._gemm_backward(rows, query, job.hidden) + self.memory_bound(6 * local)
+            return Step(compute, gather if job.sequence_parallel else 0.0)
+        compute = self.gemm(rows, query, job.hidden) + self.memory_bound(4 * local)
+        return Step(compute, self._exposed((1 if job.sequence_parallel else 2) * gather))
+
+    def _experts(self, direction: str) -> Step:
+        """Router, dispatch, a rank's experts with as many tokens as all others', the shared ones,
+        combine. Exchanges are waited for; what is run again has its tokens already."""
+        job, moe = self.job, self.job.experts
         assert moe is not None
-        visits = rows * (moe.topk + (moe.shared_ffn / moe.ffn))
-        nbytes = rows * moe.topk * job.hidden * job.element_bytes / job.tp
-        return moe.ffn / job.tp, visits, self.collective(nbytes, moe.parallel, job.tp)
+        h, tp, element = job.hidden, job.expert_tp, job.element_bytes
+        own, count = moe.count // moe.parallel, 2 if direction == "backward" else 1
+        visits = job.local_tokens * moe.topk * tp
+        wide = 2 if job.gated else 1
+        gemm = self._gemm_backward if count == 2 else self.gemm
+        sizes = [(own, visits / own, moe.ffn / tp)]
+        if moe.shared_ffn:
+            sizes.append((1, job.tokens, moe.shared_ffn / job.tp))
+        compute = 0.0
+        for number, rows, inner in sizes:
+            compute += number * (gemm(rows, h, wide * inner) + gemm(rows, inner, h))
+            compute += self.memory_bound(count * (wide + 1) * number * rows * inner * element)
+        if direction == "again":
+            return Step(compute)
+        compute += gemm(job.local_tokens, h, moe.count)
+        # Sorting by experts and back, where the tokens are and where the experts are.
+        compute += self.memory_bound(count * 8 * visits / tp * h * element)
+        nbytes = visits / tp * h * element
+        exchange = self.collective(nbytes, moe.parallel, tp) * 2
+        exchange += self.collective(nbytes * tp, tp) * 2
+        shared = 2 * self._gather(1.0) if moe.shared_ffn else 0.0
+        return Step(compute, exchange + (shared if count == 1 else shared / 2), beside=shared)
 
     def _gemm_backward(self, rows: float, inner: float, columns: float) -> float:
         """Gradients of the input and of the weight."""
@@ -240,7 +275,10 @@ class Costs:
         """Seconds of a layer's forward in equal chunks, if nothing waits."""
         share = 1 / chunks
         halves = self.step("pre", layer, share).alone + self.step("post", layer, share).alone
-        return chunks * halves + self.step("attention", layer).alone
+        seconds = chunks * halves + self.step("attention", layer).alone
+        if self.job.has_experts(layer):
+            seconds += self.step("experts", layer).alone
+        return seconds
 
     # ---- ends of the model, and what follows backward
 

@@ -71,12 +71,6 @@ def read_run(words: Sequence[str], world_size: int) -> Run:
             "device and nothing moves, which training refuses. Give less, such as "
             "--memo-resident-layers 0, or drop --memo-swap-ratio."
         )
-    if memo is not None and getattr(args, "num_experts", None):
-        raise ValueError(
-            f"--num-experts {args.num_experts}: with --memo-swap-ratio, what experts move by "
-            "--memo-moe-experts is not in the estimate yet. Drop the ratio to estimate Megatron's "
-            "own ways, or a dense model of the same size."
-        )
     strategy = _strategy(args)
     flag = getattr(args, "memo_loss_chunks", None)
     return Run(tuple(words), job, strategy, memo, auto, flag)
@@ -108,6 +102,7 @@ def memo_strategy(job: Job, memo: MemoConfig, loss_chunks: str | None, device_by
         resident=memo.resident_layers,
         loss=None if head is None else head.chunks,
         prefetch=memo.prefetch_depth,
+        experts=memo.moe_experts,
     )
 
 

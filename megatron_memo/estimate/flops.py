@@ -18,19 +18,32 @@ MFU_FORMULA = (
 
 
 def attention(job: Job, *, causal: bool) -> float:
-    """4*b*s^2*q/(tp*cp): scores and their product with v over all heads; half if causal."""
-    full = 4.0 * job.micro_batch * job.sequence**2 * job.query / (job.tp * job.cp)
+    """2*b*s^2*(q + o)/(tp*cp), o the output's columns: scores and their product with v over all
+    heads; half if causal."""
+    columns = job.query + job.attended
+    full = 2.0 * job.micro_batch * job.sequence**2 * columns / (job.tp * job.cp)
     return full / 2 if causal else full
 
 
 def qkv(job: Job) -> float:
-    """2*t*h*(q + 2*kv)/tp, t the rank's tokens."""
-    return 2.0 * job.tokens * job.hidden * (job.query + 2 * job.key) / job.tp
+    """2*t*h*(q + 2*kv)/tp, t the rank's tokens; of latents, all projections down and up."""
+    return 2.0 * job.tokens * sum(inner * columns for inner, columns in projections(job)) / job.tp
+
+
+def projections(job: Job) -> list[tuple[int, int]]:
+    """Inner size and columns, over all ranks, of the matrix products before attention."""
+    latent = job.latent
+    if latent is None:
+        return [(job.hidden, job.query + job.key + job.value)]
+    q, kv = latent.q_rank, latent.kv_rank
+    queries = [(job.hidden, job.query)] if q is None else [(job.hidden, q), (q, job.query)]
+    up = job.heads * (latent.qk_dim + latent.v_dim)
+    return [*queries, (job.hidden, kv + latent.rope_dim), (kv, up)]
 
 
 def projection(job: Job) -> float:
-    """2*t*q*h/tp: attention's output projection."""
-    return 2.0 * job.tokens * job.query * job.hidden / job.tp
+    """2*t*o*h/tp: attention's output projection, o its columns (q without latents)."""
+    return 2.0 * job.tokens * job.attended * job.hidden / job.tp
 
 
 def mlp(job: Job, layer: int) -> float:

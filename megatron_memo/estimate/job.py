@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_memo.layer.shape import ExpertShape, LatentShape
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -20,6 +22,9 @@ class Experts:
         shared_ffn: inner size of the experts that every token visits; 0 without.
         parallel: ranks over which a layer's experts are spread.
         every: which layers have experts, in order; the others have the dense MLP.
+        tp: ranks that split an expert; None for as many as split the rest.
+        shape: what else decides the bytes that a layer saves; None for plain experts. Its own
+            sizes and numbers of ranks are not looked at.
     """
 
     count: int
@@ -28,6 +33,8 @@ class Experts:
     shared_ffn: int
     parallel: int
     every: tuple[bool, ...]
+    tp: int | None = None
+    shape: ExpertShape | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,9 @@ class Job:
             Megatron hides behind compute.
         cp_kind: "p2p", "all_gather", "a2a" or "a2a+p2p".
         experts: None for a dense model.
+        latent: of multi-latent attention, None without; `head_dim` is then that of a query.
+        layout: layers of each model chunk of each stage, from the first stage on; None where the
+            flags above deal them out.
     """
 
     layers: int
@@ -104,6 +114,8 @@ class Job:
     overlap_p2p: bool = False
     cp_kind: str = "p2p"
     experts: Experts | None = None
+    latent: LatentShape | None = None
+    layout: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         for name, flag in _SIZES.items():
@@ -132,9 +144,24 @@ class Job:
                 "--expert-model-parallel-size",
                 self.experts.parallel,
             )
+            split = self.experts.parallel * self.expert_tp
+            ranks = "the number of GPUs of a pipeline stage"
+            flags = "--expert-model-parallel-size x --expert-tensor-parallel-size"
+            check_divides(ranks, self.ranks // self.pp, flags, split)
+            check_divides(
+                "--moe-ffn-hidden-size", self.experts.ffn, "the ranks of an expert", self.expert_tp
+            )
         self._check_stages()
 
     def _check_stages(self) -> None:
+        if self.layout is not None:
+            dealt = sum(map(sum, self.layout))
+            if dealt != self.layers:
+                raise ValueError(
+                    f"--pipeline-model-parallel-layout: has {dealt} layers and --num-layers is "
+                    f"{self.layers}."
+                )
+            return
         if self.virtual > 1 and self.pp == 1:
             raise ValueError(
                 f"{self.virtual} virtual pipeline stages: need --pipeline-model-parallel-size of "
@@ -185,6 +212,27 @@ class Job:
         return self.groups * self.head_dim
 
     @property
+    def value(self) -> int:
+        """Columns of all value heads."""
+        return self.heads * self.latent.v_dim if self.latent else self.key
+
+    @property
+    def attended(self) -> int:
+        """Columns of the attention's output, before its projection."""
+        return self.value if self.latent else self.query
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that split an expert."""
+        return (self.experts.tp if self.experts else None) or self.tp
+
+    @property
+    def expert_share(self) -> int:
+        """Ranks among which the optimizer's state of an expert is shared out."""
+        assert self.experts is not None
+        return max(self.ranks // self.pp // (self.expert_tp * self.experts.parallel), 1)
+
+    @property
     def unit_bytes(self) -> int:
         """Bytes of b*s*h/(tp*cp) elements, in which DESIGN and the paper count activations."""
         return self.tokens * self.hidden * self.element_bytes // self.tp
@@ -196,7 +244,8 @@ class Job:
 
     def layers_of(self, stage: int, virtual: int = 0) -> range:
         """Megatron's numbers, from 1, of the layers in a model chunk of a pipeline stage."""
-        counts = [self._count(s, v) for v in range(self.virtual) for s in range(self.pp)]
+        count = self._count if self.layout is None else lambda s, v: self.layout[s][v]
+        counts = [count(s, v) for v in range(self.virtual) for s in range(self.pp)]
         place = virtual * self.pp + stage
         start = sum(counts[:place]) + 1
         return range(start, start + counts[place])
@@ -220,8 +269,8 @@ class Job:
         return count
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer, from 1, is a mixture of experts."""
-        return self.experts is not None and self.experts.every[layer - 1]
+        """Whether a layer, from 1, is a mixture of experts; 0 stands for one without."""
+        return self.experts is not None and layer > 0 and self.experts.every[layer - 1]
 
     # ---- weights of one rank
 
@@ -233,19 +282,36 @@ class Job:
         """
         h, f = self.hidden, self.ffn
         wide = 2 if self.gated else 1
-        keys = self.key * max(1, self.tp // self.groups)  # repeated where there are too few
-        count = (h * (self.query + 2 * keys) + self.query * h) // self.tp
+        count = self._attention_parameters()
         count += 2 * h * (2 if self.biases else 1)
-        if self.biases:
-            count += (self.query + 2 * keys) // self.tp + h
         if self.has_experts(layer):
             moe = self.experts
             assert moe is not None
-            own = moe.count // moe.parallel
-            count += own * h * moe.ffn * (wide + 1) // self.tp + h * moe.count
-            return count + h * moe.shared_ffn * (wide + 1) // self.tp
+            count += h * moe.count + h * moe.shared_ffn * (wide + 1) // self.tp
+            return count + self.expert_parameters(layer)
         count += h * f * (wide + 1) // self.tp
         return count + (wide * f // self.tp + h if self.biases else 0)
+
+    def expert_parameters(self, layer: int) -> int:
+        """Of a layer's, elements of the experts that this rank has; 0 without."""
+        if not self.has_experts(layer):
+            return 0
+        moe = self.experts
+        assert moe is not None
+        matrices = 3 if self.gated else 2
+        return moe.count // moe.parallel * self.hidden * moe.ffn * matrices // self.expert_tp
+
+    def _attention_parameters(self) -> int:
+        h, tp = self.hidden, self.tp
+        if self.latent is not None:
+            q, kv = self.latent.q_rank, self.latent.kv_rank
+            count = q * (h + self.query) if q is not None else h * self.query
+            count += h * (kv + self.latent.rope_dim)
+            count += kv * self.heads * (self.latent.qk_dim + self.latent.v_dim)
+            return (count + self.attended * h) // tp
+        keys = self.key * max(1, tp // self.groups)  # repeated where there are too few
+        count = (h * (self.query + 2 * keys) + self.query * h) // tp
+        return count + ((self.query + 2 * keys) // tp + h if self.biases else 0)
 
     def parameters(self, stage: int) -> int:
         """Elements of a pipeline stage on one rank, embedding and output projection included."""

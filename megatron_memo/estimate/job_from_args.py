@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from typing import Any
 
 from megatron_memo.estimate.job import CP_FLAG, PP_FLAG, TP_FLAG, Experts, check_divides
+from megatron_memo.layer.layout import layout_of
+from megatron_memo.layer.shape import (
+    LatentShape,
+    expert_shape,
+    latent_shape,
+    layers_with_experts,
+)
 
 _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
@@ -20,17 +28,18 @@ def fields(args: Any, world_size: int | None) -> dict[str, Any]:
     Raises:
         ValueError: see `Job.from_args`.
     """
-    for name in ("multi_latent_attention", "pipeline_model_parallel_layout", "yaml_cfg"):
-        if getattr(args, name, None):
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag}: the estimate does not know it yet. Estimate without it.")
+    if getattr(args, "yaml_cfg", None):
+        raise ValueError("--yaml-cfg: the estimate does not know it yet. Give flags.")
     hidden = _needed(args, "hidden_size")
     heads = _needed(args, "num_attention_heads")
     layers = _needed(args, "num_layers")
     gated = bool(getattr(args, "swiglu", False))
     ffn = getattr(args, "ffn_hidden_size", None) or _default_ffn(hidden, gated)
+    latent = latent_shape(args)
     head_dim = getattr(args, "kv_channels", None) or hidden // heads
-    grouped = getattr(args, "group_query_attention", False)
+    if latent is not None:
+        head_dim = latent.head_dim
+    grouped = latent is None and getattr(args, "group_query_attention", False)
     groups = (getattr(args, "num_query_groups", None) or heads) if grouped else heads
     tp, pp, cp = (
         getattr(args, name, None) or 1
@@ -51,6 +60,7 @@ def fields(args: Any, world_size: int | None) -> dict[str, Any]:
     check_divides(
         "--global-batch-size", batch, "--micro-batch-size x data-parallel ranks", micro_batch * dp
     )
+    layout = _layout(args, pp)
     precision = next((n for n in ("bf16", "fp16") if getattr(args, n, False)), "fp32")
     reduces_low = getattr(args, "grad_reduce_in_bf16", False)
     return dict(
@@ -67,11 +77,11 @@ def fields(args: Any, world_size: int | None) -> dict[str, Any]:
         gated=gated,
         biases=bool(getattr(args, "add_bias_linear", True)),
         tied=not getattr(args, "untie_embeddings_and_output_weights", False),
-        **_what_is_saved(args, head_dim, gated),
+        **_what_is_saved(args, head_dim, gated, latent),
         tp=tp,
         sequence_parallel=bool(getattr(args, "sequence_parallel", False)) and tp > 1,
         pp=pp,
-        virtual=_virtual(args, layers, pp),
+        virtual=len(layout[0]) if layout else _virtual(args, layers, pp),
         virtual_group=getattr(args, "microbatch_group_size_per_vp_stage", None),
         first_layers=getattr(args, "decoder_first_pipeline_num_layers", None),
         last_layers=getattr(args, "decoder_last_pipeline_num_layers", None),
@@ -87,19 +97,24 @@ def fields(args: Any, world_size: int | None) -> dict[str, Any]:
         overlap_tp=bool(getattr(args, "tp_comm_overlap", False)),
         overlap_p2p=bool(getattr(args, "overlap_p2p_comm", False)),
         cp_kind=_cp_kind(args),
-        experts=_experts(args, layers, ffn),
+        experts=_experts(args, ffn, tp),
+        latent=latent,
+        layout=layout,
     )
 
 
-def _what_is_saved(args: Any, head_dim: int, gated: bool) -> dict[str, Any]:
+def _what_is_saved(
+    args: Any, head_dim: int, gated: bool, latent: LatentShape | None
+) -> dict[str, Any]:
     """What of the layer's kernels decides its saved tensors; as `LayerShape.from_args`."""
     rope = getattr(args, "position_embedding_type", "rope") in ("rope", "yarn", "mrope")
     fused_rope = getattr(args, "apply_rope_fusion", False)
     percent = getattr(args, "rotary_percent", None) or 1.0
     fusion = "bias_swiglu_fusion" if gated else "bias_gelu_fusion"
+    saved = int(head_dim * percent) if rope and not fused_rope else 0
     return dict(
-        rope=rope,
-        saved_rope=int(head_dim * percent) if rope and not fused_rope else 0,
+        rope=rope or latent is not None,
+        saved_rope=saved if latent is None else latent.rope_dim,
         rms_norm=getattr(args, "normalization", None) == "RMSNorm",
         qk_norm=bool(getattr(args, "qk_layernorm", False)),
         dropout=(getattr(args, "hidden_dropout", 0.0) or 0.0) > 0,
@@ -156,22 +171,38 @@ def _cp_kind(args: Any) -> str:
     return kind if isinstance(kind, str) else kind[0]
 
 
-def _experts(args: Any, layers: int, ffn: int) -> Experts | None:
-    count = getattr(args, "num_experts", None)
-    if not count:
+def _layout(args: Any, pp: int) -> tuple[tuple[int, ...], ...] | None:
+    given = getattr(args, "pipeline_model_parallel_layout", None)
+    if not given:
         return None
-    frequency = getattr(args, "moe_layer_freq", 1)
-    if isinstance(frequency, int):
-        every = tuple(i % frequency == 0 for i in range(layers))
-    else:
-        every = tuple(bool(has) for has in frequency)
-        if len(every) != layers:
-            raise ValueError(f"--moe-layer-freq: has {len(every)} entries for {layers} layers.")
+    rows = layout_of(given, pp)
+    places = [chunk for row in rows for chunk in row]
+    if any(chunk.predicting for chunk in places):
+        raise ValueError(
+            f"--pipeline-model-parallel-layout {given}: the estimate does not know layers of "
+            "multi-token prediction (m). Estimate without them."
+        )
+    if not (rows[0][0].embedding and rows[-1][-1].loss):
+        raise ValueError(
+            f"--pipeline-model-parallel-layout {given}: must begin with E and end with L."
+        )
+    return tuple(tuple(chunk.layers for chunk in row) for row in rows)
+
+
+def _experts(args: Any, ffn: int, tp: int) -> Experts | None:
+    if not getattr(args, "num_experts", None):
+        return None
+    every = layers_with_experts(args)
+    one = argparse.Namespace(
+        **{**vars(args), "ffn_hidden_size": ffn, "tensor_model_parallel_size": tp}
+    )
     return Experts(
-        count=count,
+        count=args.num_experts,
         topk=getattr(args, "moe_router_topk", None) or 2,
         ffn=getattr(args, "moe_ffn_hidden_size", None) or ffn,
         shared_ffn=getattr(args, "moe_shared_expert_intermediate_size", None) or 0,
         parallel=getattr(args, "expert_model_parallel_size", None) or 1,
         every=every,
+        tp=getattr(args, "expert_tensor_parallel_size", None),
+        shape=expert_shape(one),
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_memo.config import Experts as Policy
 from megatron_memo.config import MemoConfig
 from megatron_memo.estimate.in_flight import InFlight
 from megatron_memo.estimate.job import Job
 from megatron_memo.estimate.stage_memory import Moment, Stage
-from megatron_memo.estimate.tensors import FP32
+from megatron_memo.estimate.tensors import Sizes
 from megatron_memo.layer.chunks import Fate, plan_chunks
 
 LAYERS_IN_FLIGHT = 2  # see swap.engine
@@ -20,6 +21,7 @@ class MemoStage(Stage):
     def __init__(self, job: Job, stage: int, memo: MemoConfig, loss_chunks: int | None) -> None:
         super().__init__(job, stage)
         self.loss_chunks = loss_chunks
+        self.experts = memo.moe_experts
         shared = job.tp if job.sequence_parallel else 1
         rows = job.sequence // job.cp // shared
         chunks = plan_chunks(memo, rows, shared, keep=False)
@@ -35,28 +37,48 @@ class MemoStage(Stage):
     @property
     def buffer(self) -> int:
         """A swapped layer's bytes, on their way out or back."""
-        return self.sizes.always + round(self.alpha * self.sizes.others)
+        return self._moved(self.sizes)
+
+    def _moved(self, sizes: Sizes) -> int:
+        mixture = sizes.moved_mixture(self.experts)
+        return sizes.always + round(self.alpha * sizes.others) + mixture
 
     @property
     def of_resident(self) -> int:
         # A chunk's rows of the attention output are copied out of it and saved.
-        copied = 0 if self.whole_chunk else self.sizes.query
-        return self.sizes.always + self.sizes.others + copied
+        sizes = self.sizes
+        copied = 0 if self.whole_chunk else sizes.attended
+        return sizes.always + sizes.others + copied + sizes.mixture
 
     def host_bytes(self) -> int:
-        return round(self.in_flight * self.swapping) * self.buffer
+        swapping = self.numbers[: self.swapping]
+        moved = sum(self._moved(Sizes.of(self.job, number)) for number in swapping)
+        if not swapping:
+            return 0
+        return round(round(self.in_flight * self.swapping) / self.swapping * moved)
+
+    @property
+    def kept_mixtures(self) -> int:
+        """What swapping layers keep of their mixtures on the device."""
+        kept = 0 if self.experts is not Policy.KEEP else self.sizes.mixture
+        return round(self.in_flight * self.swapping) * kept
 
     def gather_buffer(self) -> int:
-        return round(super().gather_buffer() * self.largest)
+        # Shared experts and a loss head in one piece gather the whole sequence.
+        shared = self.job.experts is not None and self.job.experts.shared_ffn
+        whole = shared or (self.last and self.loss_chunks in (None, 1))
+        return super().gather_buffer() if whole else round(super().gather_buffer() * self.largest)
 
     def table_rows(self) -> int:
-        # A chunk's rows lie apart where ranks share the tokens; all layers share the copies.
-        apart = self.job.sequence_parallel and not self.whole_chunk and self.job.rope
-        return self.job.sequence // self.job.cp * self.job.head_dim * FP32 if apart else 0
+        # A chunk's rows lie apart where ranks share the tokens; all layers share the copies, where
+        # they share the table.
+        apart = self.job.sequence_parallel and not self.whole_chunk
+        return self.table() // self.job.cp if apart else 0
 
     def waiting(self) -> int:
         # A schedule keeps what a stage received until its backward.
-        return 0 if self.first else round(self.in_flight) * self.sizes.hidden
+        received = 0 if self.first else round(self.in_flight) * self.sizes.hidden
+        return received + self.kept_mixtures
 
     def _in_flight_forward(self) -> int:
         """Layers whose tensors are still on the device, the one at work with them."""
@@ -93,16 +115,32 @@ class MemoStage(Stage):
         chunk = largest * (sizes.whole + 2 * sizes.hidden)
         if self.alpha < 1:
             chunk += largest * (sizes.inner + 2 * sizes.hidden)
-        return sizes.hidden + round(chunk)
+        targets = 2 if sizes.mixture else 1
+        return targets * sizes.hidden + round(chunk)
 
     def _forward_work(self) -> int:
         """Of the last chunk of a layer, or of attention."""
         sizes = self.sizes
         # Attention makes its output twice over, by heads and by tokens; the MLP's part of what
         # the layer swaps isn't there yet.
-        attention = sizes.qkv + sizes.query + sizes.expanded
-        attention -= round(self.alpha * (sizes.mlp + 2 * sizes.hidden))
-        return max(self._post_work(), attention)
+        attention = sizes.qkv + sizes.attended + sizes.expanded
+        attention -= round(self.alpha * sizes.after)
+        return max(self._post_work(), attention, self._experts_work())
+
+    def _experts_work(self) -> int:
+        """Of a mixture as its experts have been through: residual, its norm, and the output of the
+        layer are there; tensors of less than half of a storage are copied to be moved."""
+        sizes = self.sizes
+        if not sizes.mixture:
+            return 0
+        again = sizes.copied if self.experts is Policy.SWAP else 0
+        return sizes.hidden + sizes.spread + again
+
+    def _experts_backward(self) -> int:
+        """Gradients of the tokens that experts got, one by one and together; what is run again."""
+        sizes = self.sizes
+        again = sizes.recomputed if self.experts is Policy.RECOMPUTE else 0
+        return sizes.hidden + 2 * sizes.dispatched + again
 
     def _backward(self, waiting: int) -> Iterator[Moment]:
         job = self.job
@@ -121,25 +159,30 @@ class MemoStage(Stage):
             waiting += self.buffer + self.sizes.hidden
         yield Moment("attention backward", waiting, self._attention_backward(), buffers=buffers)
         yield Moment("MLP backward", waiting, self._mlp_backward(), buffers=buffers)
+        if self.sizes.mixture:
+            work = self._experts_backward()
+            yield Moment("experts backward", waiting, work, buffers=buffers)
 
     def _first_chunk(self) -> int:
         """Of the chunk with which a resident layer's backward begins."""
         sizes = self.sizes
         gathered = sizes.whole if self.job.sequence_parallel else 0
+        if sizes.mixture:
+            return sizes.hidden + 2 * sizes.dispatched
         return sizes.hidden + round(self.largest * (gathered + sizes.inner))
 
     def _attention_backward(self) -> int:
         """q, k, v put together again; gradients of them, of the output and of the residual."""
         sizes, again = self.sizes, 1 - self.alpha
-        work = 2 * sizes.qkv + sizes.query + sizes.hidden + sizes.dq + 2 * sizes.expanded
-        return work + round(again * (sizes.hidden + sizes.tables))
+        work = 2 * sizes.qkv + sizes.attended + sizes.hidden + sizes.dq + 2 * sizes.expanded
+        return work + round(again * sizes.before)
 
     def _mlp_backward(self) -> int:
         sizes = self.sizes
         work = sizes.whole + sizes.inner
         if self.alpha < 1:
             work += sizes.mlp + 3 * sizes.hidden
-        return 2 * sizes.hidden + sizes.query + round(self.largest * work)
+        return 2 * sizes.hidden + sizes.attended + round(self.largest * work)
 
 
 class StepwiseStage(MemoStage):
@@ -149,7 +192,7 @@ class StepwiseStage(MemoStage):
         self, job: Job, stage: int, memo: MemoConfig, loss_chunks: int | None, depth: int
     ) -> None:
         super().__init__(job, stage, memo, loss_chunks)
-        self.window = InFlight(self.sizes, self.chunks, depth)
+        self.window = InFlight(self.sizes, self.chunks, depth, self.experts)
 
     def moments(self) -> Iterator[Moment]:
         sizes, window = self.sizes, self.window
@@ -158,14 +201,15 @@ class StepwiseStage(MemoStage):
         held = waiting + self.resident * self.of_resident
         if self.resident < self.count and not self.resident:
             # What the layer at work holds on to until it is through.
-            own = sizes.hidden + sizes.query + sizes.statistics
-            post = held + entry + own + window.forward(end)
-            yield Moment("last layer forward", post, self._post_work())
-            attended = held + entry + own + window.forward(attention)
-            yield Moment("attention forward", attended, sizes.qkv + sizes.query + sizes.expanded)
-            held += window.backward(end)
+            own = sizes.hidden + sizes.attended + sizes.statistics
+            held += entry + own
+            yield Moment("last layer forward", held + window.forward(end), self._last_work())
+            work = sizes.qkv + sizes.attended + sizes.expanded
+            yield Moment("attention forward", held + window.forward(attention), work)
+            # Nothing comes back before the layers' backward begins.
+            held += window.left_behind(0) - entry - own
         else:
-            yield Moment("last layer forward", held + entry, self._post_work())
+            yield Moment("last layer forward", held + entry, self._last_work())
         if self.last:
             hidden = 2 * sizes.hidden
             yield Moment("head backward", held + hidden, head=self.head(self.loss_chunks))
@@ -175,12 +219,18 @@ class StepwiseStage(MemoStage):
         if self.swapping:
             yield from self._steps_backward(waiting)
 
+    def _last_work(self) -> int:
+        return self._experts_work() if self.sizes.mixture else self._post_work()
+
     def _steps_backward(self, waiting: int) -> Iterator[Moment]:
-        job, window = self.job, self.window
-        if job.pp > 1 and not self.last and job.micro_batches > 1:
-            waiting += window.forward(window.count - 1) + self.sizes.hidden
+        job, window, before = self.job, self.window, waiting
+        others = job.pp > 1 and not self.last and job.micro_batches > 1
         for step in range(window.count):
             buffers = window.backward(step)
+            if others:
+                # Of the micro-batch that went forward last, each step of the backward gives up a
+                # portion.
+                waiting = before + window.left_behind(window.count - 1 - step)
             if step == window.attention:
                 # Where any of q, k and v came back, the whole of them is among the buffers.
                 work = self._attention_backward() - (self.sizes.qkv if self.alpha else 0)
@@ -188,5 +238,8 @@ class StepwiseStage(MemoStage):
                     # At the turn, forward's own rows of them are there as well.
                     work += window.rows_at_turn()
                 yield Moment("attention backward", waiting, work, buffers=buffers)
+            elif step > 2 * len(self.chunks):
+                work = self._experts_backward()
+                yield Moment("experts backward", waiting, work, buffers=buffers)
             elif step > window.attention:
                 yield Moment("MLP backward", waiting, self._mlp_backward(), buffers=buffers)

@@ -16,8 +16,10 @@ profile.
 The swap engine has `memo_memory.LAYERS_IN_FLIGHT` layers on their way out, and as many on their
 way in, or as many steps as a depth says (`in_flight`).
 
-Not known here: dropout masks, learned position embeddings, multi-token prediction. Of experts all
-tokens are taken to be routed evenly.
+Of experts all tokens are taken to be routed evenly. Where layers
+differ, the largest is taken to be where the peak is.
+
+Not known here: dropout masks, learned position embeddings, multi-token prediction.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from megatron_memo.estimate.job import Job
 from megatron_memo.estimate.memo_memory import LAYERS_IN_FLIGHT, MemoStage, StepwiseStage
 from megatron_memo.estimate.parts import Peak
 from megatron_memo.estimate.stage_memory import Moment, Stage
-from megatron_memo.estimate.tensors import FP32
+from megatron_memo.estimate.tensors import FP32, Sizes
 
 
 class _Stock(Stage):
@@ -40,16 +42,17 @@ class _Stock(Stage):
         return round((self.in_flight - 1) * self._of_one())
 
     def _of_one(self) -> int:
-        return self.count * self.sizes.kept + self.sizes.hidden
+        kept = sum(Sizes.of(self.job, number).kept for number in self.numbers)
+        return kept + self.sizes.hidden
 
     def moments(self) -> Iterator[Moment]:
         sizes, kept = self.sizes, self.waiting() + self._of_one()
         if self.last:
             yield Moment("head forward", kept, head=self.head(None))
-        yield Moment("last layer forward", kept, sizes.whole)
+        yield Moment("last layer forward", kept, max(sizes.whole, sizes.spread))
         gathered = sizes.whole if self.job.sequence_parallel else 0
         # The output is not needed any more; its gradient is there, gathered, and the next one.
-        backward = sizes.hidden + gathered + sizes.inner
+        backward = sizes.hidden + max(gathered + sizes.inner, 2 * sizes.dispatched)
         yield Moment("last layer backward", kept - sizes.hidden, backward)
 
 
@@ -63,7 +66,7 @@ class _FineGrained(_Stock):
             "attn_norm": sizes.hidden,
             "qkv_linear": sizes.hidden,
             "core_attn": sizes.qkv,
-            "attn_proj": sizes.query + sizes.statistics,
+            "attn_proj": sizes.attended + sizes.statistics,
             "mlp_norm": sizes.hidden,
         }
         self.moved = sum(of_module[name] for name in modules)
@@ -84,15 +87,20 @@ class _FullRecompute(Stage):
     def moments(self) -> Iterator[Moment]:
         sizes = self.sizes
         kept = self.waiting() + self.count * sizes.hidden
-        attention = sizes.qkv + sizes.rotated - sizes.tables + sizes.query
+        attention = sizes.qkv + sizes.rotated - sizes.tables + sizes.attended
         attention += 2 * sizes.hidden + sizes.whole
         mlp = max(sizes.inner + sizes.whole, sizes.mlp) + 2 * sizes.hidden
+        if sizes.mixture:
+            mlp = sizes.spread + sizes.dispatched + 3 * sizes.hidden
         yield Moment("last layer forward", kept, max(attention, mlp))
         if self.last:
             yield Moment("head forward", kept + sizes.hidden, head=self.head(None))
         gathered = sizes.whole if self.job.sequence_parallel else 0
-        backward = sizes.hidden + gathered + sizes.inner
+        backward = sizes.hidden + max(gathered + sizes.inner, 2 * sizes.dispatched)
         yield Moment("last layer backward", kept + sizes.kept, backward)
+        # Run again, the layer's output is there too.
+        again = sizes.hidden + sizes.spread if sizes.mixture else 0
+        yield Moment("last layer again", kept + sizes.kept, again)
 
 
 class _PaperMemo(Stage):
@@ -113,7 +121,7 @@ class _PaperMemo(Stage):
         forward = sizes.whole + 2 * sizes.hidden
         yield Moment("layer forward", self.waiting(), forward, buffers=buffers)
         mlp = sizes.hidden + gathered + sizes.inner
-        attention = sizes.qkv + sizes.query + sizes.hidden + sizes.dq + 2 * sizes.expanded
+        attention = sizes.qkv + sizes.attended + sizes.hidden + sizes.dq + 2 * sizes.expanded
         backward = max(mlp, attention)
         yield Moment("layer backward", self.waiting(), backward, buffers=buffers)
         if self.last:
@@ -124,14 +132,15 @@ class _PaperMemo(Stage):
             yield Moment("head forward", self.waiting() + sizes.hidden, head=head, buffers=buffers)
 
 
-def stock(job: Job) -> Peak:
-    """Megatron's own layers, everything kept: the peak of the pipeline stage that needs most."""
-    return _most(_Stock(job, stage) for stage in range(job.pp))
+def stock(job: Job, *, stage: int | None = None) -> Peak:
+    """Megatron's own layers, everything kept: the peak of a pipeline stage, or of the one that
+    needs most."""
+    return _most(_Stock(job, each) for each in _stages(job, stage))
 
 
-def full_recompute(job: Job) -> Peak:
+def full_recompute(job: Job, *, stage: int | None = None) -> Peak:
     """--recompute-granularity full --recompute-method uniform --recompute-num-layers 1."""
-    return _most(_FullRecompute(job, stage) for stage in range(job.pp))
+    return _most(_FullRecompute(job, each) for each in _stages(job, stage))
 
 
 def fine_grained(job: Job, modules: Sequence[str]) -> Peak:
@@ -160,7 +169,7 @@ def memo(
     Raises:
         ValueError: more chunks than tokens.
     """
-    stages = range(job.pp) if stage is None else (stage,)
+    stages = _stages(job, stage)
     if depth is None:
         return _most(MemoStage(job, each, config, loss_chunks) for each in stages)
     return _most(StepwiseStage(job, each, config, loss_chunks, depth) for each in stages)
@@ -174,6 +183,10 @@ def paper_memo(job: Job, *, fused_head: bool = False) -> Peak:
         fused_head: cross entropy makes no copy of the logits in fp32.
     """
     return _most(_PaperMemo(job, stage, fused_head=fused_head) for stage in range(job.pp))
+
+
+def _stages(job: Job, stage: int | None) -> Sequence[int]:
+    return range(job.pp) if stage is None else (stage,)
 
 
 def _most(stages: Iterator[Stage]) -> Peak:

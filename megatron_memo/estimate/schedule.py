@@ -101,6 +101,8 @@ def _phases(
             for _ in range(2 if chunks else 1):  # before attention, and from it on
                 yield phase(LAYER, layer)
                 yield from (phase(LAYER, layer, k) for k in pieces)
+            if chunks and job.has_experts(layer):
+                yield phase(LAYER, layer)
         if last:
             yield phase(HEAD)
     else:

@@ -67,18 +67,27 @@ class Stage:
     def _held(self) -> dict[str, int]:
         job = self.job
         parameters = job.parameters(self.stage)
+        experts = sum(map(job.expert_parameters, self.numbers))
         master = FP32 if job.element_bytes < FP32 else 0  # fp32 weights are their own masters
         share = job.dp * job.cp if job.distributed_optimizer else 1
-        table = job.sequence * job.head_dim * FP32 if job.rope else 0
+        among = job.expert_share if job.distributed_optimizer and experts else 1
+        state = (parameters - experts) // share + experts // among
         # What a stage received and sent last is referred to until the next takes its place.
         between = 0 if self.first else 3 * self.sizes.hidden
         return {
             "weights": parameters * job.element_bytes,
             # Added up in fp32 where they are exchanged in it.
             "gradients": parameters * job.gradient_bytes,
-            "optimizer": parameters * (master + 2 * FP32) // share,
-            "buffers": self.gather_buffer() + table + self.table_rows() + between + _CUBLAS,
+            "optimizer": state * (master + 2 * FP32),
+            "buffers": self.gather_buffer() + self.table() + self.table_rows() + between + _CUBLAS,
         }
+
+    def table(self) -> int:
+        """The RoPE table of the sequence; of latent attention each layer has its own."""
+        job = self.job
+        if job.latent is not None:
+            return self.count * job.sequence * job.latent.rope_dim * FP32
+        return job.sequence * job.head_dim * FP32 if job.rope else 0
 
     def _all_moments(self) -> Iterator[Moment]:
         yield from self.moments()

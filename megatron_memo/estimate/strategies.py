@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from megatron_memo.config import DEFAULT_RESIDENT_LAYERS, MemoConfig
+from megatron_memo.config import DEFAULT_RESIDENT_LAYERS, Experts, MemoConfig
 from megatron_memo.estimate.activations import Saved
 from megatron_memo.estimate.cost import Costs
 from megatron_memo.estimate.job import Job
@@ -54,16 +54,33 @@ class LayerPlan:
         groups: what leaves and comes back.
         again_at_start: what is run again as the layer's backward begins.
         again: what is run again before the backward of a step.
+        experts: a mixture of experts is a step of its own, the last one.
     """
 
     shares: tuple[float, ...] = (1.0,)
     groups: tuple[Group, ...] = ()
     again_at_start: tuple[Again, ...] = ()
     again: Mapping[int, tuple[Again, ...]] = field(default_factory=dict)
+    experts: bool = False
 
     @property
     def steps(self) -> int:
-        return 2 * len(self.shares) + 1
+        return 2 * len(self.shares) + 1 + self.experts
+
+    def kind(self, step: int) -> str:
+        """Of a step in forward, for `Costs.step`."""
+        count = len(self.shares)
+        if step < count:
+            return "pre"
+        if step == count:
+            return "attention"
+        return "post" if step <= 2 * count else "experts"
+
+    def share(self, step: int) -> float:
+        """Of the tokens that a step works on."""
+        count = len(self.shares)
+        whole = step == count or step > 2 * count
+        return 1.0 if whole else self.shares[step % (count + 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +116,7 @@ class Strategy:
 
     def plan(self, costs: Costs, layer: int) -> LayerPlan:
         """What a layer, from 1, does."""
-        return LayerPlan()
+        return LayerPlan(experts=costs.job.has_experts(layer))
 
 
 @dataclass(frozen=True)
@@ -116,8 +133,9 @@ class FullRecompute(Strategy):
         return "full recompute"
 
     def plan(self, costs: Costs, layer: int) -> LayerPlan:
-        whole = ("pre", "attention", "post")
-        return LayerPlan(again_at_start=tuple(Again(kind, 1.0) for kind in whole))
+        whole, experts = ["pre", "attention", "post"], costs.job.has_experts(layer)
+        again = tuple(Again(kind, 1.0) for kind in whole + ["experts"] * experts)
+        return LayerPlan(again_at_start=again, experts=experts)
 
 
 # Inputs that --offload-modules names: after which step of an unchunked layer they have been read,
@@ -182,6 +200,7 @@ class Memo(Strategy):
         resident: last layers of the model that keep everything.
         loss: token chunks of the loss head; None for stock's.
         prefetch: what decides `depth`, as --memo-prefetch-depth does; None leaves it as it is.
+        experts: what becomes of what a mixture of experts saves.
     """
 
     ratio: float = 1.0
@@ -189,6 +208,7 @@ class Memo(Strategy):
     resident: int = DEFAULT_RESIDENT_LAYERS
     loss: int | None = None
     prefetch: int | str | None = None
+    experts: Experts = Experts.SWAP
 
     def __post_init__(self) -> None:
         self._config()
@@ -204,7 +224,7 @@ class Memo(Strategy):
         return self.loss
 
     def _config(self) -> MemoConfig:
-        return MemoConfig(self.ratio, self.chunks, self.resident)
+        return MemoConfig(self.ratio, self.chunks, self.resident, moe_experts=self.experts)
 
     def _chunks(self, job: Job, *, keep: bool) -> list[tuple[float, Fate]]:
         rows = job.sequence // job.cp // (job.tp if job.sequence_parallel else 1)
@@ -218,7 +238,8 @@ class Memo(Strategy):
     def of(self, job: Job) -> Memo:
         if self.prefetch is None:
             return self
-        steps = Steps(len(self._chunks(job, keep=False)))
+        # Layers without experts have a step less, and at most as much in flight.
+        steps = Steps(len(self._chunks(job, keep=False)), experts=job.experts is not None)
         memo = replace(self._config(), prefetch_depth=self.prefetch)
         depth = prefetch_steps(memo, steps, job.sequence // job.cp)
         return replace(self, depth=depth, prefetch=None)
@@ -228,8 +249,9 @@ class Memo(Strategy):
         keep = layer > job.layers - self.resident
         chunks = self._chunks(job, keep=keep)
         shares = tuple(share for share, _ in chunks)
+        mixture = job.has_experts(layer)
         if keep:
-            return LayerPlan(shares)
+            return LayerPlan(shares, experts=mixture)
         dropped = [k for k, (_, fate) in enumerate(chunks) if fate is Fate.RECOMPUTE]
         attention = len(chunks)
         again: dict[int, tuple[Again, ...]] = {
@@ -237,8 +259,10 @@ class Memo(Strategy):
         }
         if dropped:
             again[attention] = tuple(Again("again pre", shares[k]) for k in dropped)
-        groups = _groups(chunks, costs.saved(layer))
-        return LayerPlan(shares, tuple(groups), again=again)
+        if mixture and self.experts is Experts.RECOMPUTE:
+            again[2 * attention + 1] = (Again("again experts", 1.0),)
+        groups = _groups(chunks, costs.saved(layer, self.experts))
+        return LayerPlan(shares, tuple(groups), again=again, experts=mixture)
 
 
 def _groups(chunks: list[tuple[float, Fate]], saved: Saved) -> Iterator[Group]:
@@ -257,6 +281,8 @@ def _groups(chunks: list[tuple[float, Fate]], saved: Saved) -> Iterator[Group]:
         if fate is Fate.SWAP:
             step = attention + 1 + k
             yield Group(step, step, step, round(share * saved.post), f"chunk {k}, MLP")
+    if saved.experts:
+        yield Group(end + 1, end + 1, end + 1, saved.experts, "experts")
 
 
 @dataclass(frozen=True)

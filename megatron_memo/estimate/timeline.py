@@ -165,8 +165,12 @@ class _Stage:
         if self._chunks is None:
             for _ in range(plan.steps):
                 self._do_step(key, phase)
-        elif phase.chunk is not None or not begins:
+        elif phase.chunk is not None or not begins or self._begins_with_experts(plan, phase):
             self._do_step(key, phase)
+
+    def _begins_with_experts(self, plan: LayerPlan, phase: Phase) -> bool:
+        """What begins is a step, and not only the layer."""
+        return plan.experts and phase.direction == BACKWARD
 
     # ---- layers
 
@@ -193,9 +197,7 @@ class _Stage:
 
     def _do_step(self, key: tuple[int, int, int], phase: Phase) -> None:
         plan, at = self._plan(key[2]), self._step
-        count = len(plan.shares)
-        kind = "pre" if at < count else "attention" if at == count else "post"
-        share = 1.0 if at == count else plan.shares[at % (count + 1)]
+        kind, share = plan.kind(at), plan.share(at)
         if phase.direction == FORWARD:
             self._work(self.costs.step(kind, key[2], share), kind, phase)
             self.mover.end_step(key, at, phase)

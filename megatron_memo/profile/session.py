@@ -30,6 +30,11 @@ from megatron_memo.profile.trace import Event, Header, Malloc, Trace
 from megatron_memo.profile.words import profiled_words
 from megatron_memo.swap.engine import get_engine
 
+# Every expert of a layer gets the same number of tokens, in all as many as without a limit.
+EVEN_EXPERTS = (
+    *("--moe-token-dispatcher-type", "alltoall", "--moe-expert-capacity-factor", "1"),
+    "--moe-pad-expert-input-to-capacity",
+)
 RECORDED = 2  # the first iteration holds allocations that are made once
 GPU_MEMORY = 80 << 30  # bytes that the GPU says it has, for settings that follow it
 ROUNDING = {"cuda": 512, "cpu": 64}
@@ -266,16 +271,18 @@ def _check_pack(args: Namespace) -> None:
 
 
 def _check_experts(args: Namespace) -> None:
-    """A profile has no data, and what experts ask for depends on where a router sends it.
+    """A profile has no data, and what experts ask for depends on where a router sends it; unless
+    every expert is given as many tokens as any other.
 
     Raises:
-        ValueError: the model has experts.
+        ValueError: the model has experts that get what the router says.
     """
-    if getattr(args, "num_experts", None):
+    if getattr(args, "num_experts", None) and not args.moe_pad_expert_input_to_capacity:
         raise ValueError(
             f"--num-experts {args.num_experts}: how many tokens an expert gets depends on the "
-            "data, and a profile has none. Profile a dense model; a run with --memo-measure-memory "
-            "ITER tells what experts take."
+            "data, and a profile has none. Profile experts that all get as many: add "
+            f"{' '.join(EVEN_EXPERTS)}; or train with --memo-measure-memory ITER, which tells what "
+            "they take."
         )
 
 

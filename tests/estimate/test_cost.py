@@ -152,11 +152,18 @@ def test_hiding_tensor_parallel_communication_saves_what_the_calibration_says(se
 
 
 def test_experts_cost_what_a_token_visits_and_the_exchange(seven_b):
-    experts = Experts(8, 2, 8192, 0, parallel=8, every=(True,) * 32)
-    sparse = Costs(replace(seven_b, experts=experts), A800).step("post", 1)
+    experts = Experts(8, 2, 8192, 0, parallel=8, every=(True,) * 32, tp=1)
+    sparse = Costs(replace(seven_b, experts=experts), A800)
+    before, after = sparse.step("post", 1), sparse.step("experts", 1)
     dense = Costs(seven_b, A800).step("post", 1)
-    assert sparse.compute == pytest.approx(dense.compute, rel=0.1)
-    assert sparse.serial > dense.serial
+    assert before.compute + after.compute == pytest.approx(dense.compute, rel=0.1)
+    sent = 2 * seven_b.local_tokens * seven_b.hidden * 2  # bytes of a rank's tokens, twice each
+    assert after.serial == pytest.approx(2 * sparse.collective(sent, 8))
+    assert 0 < before.serial < dense.serial
+    once = sparse.step("again experts", 1)  # where the tokens are already
+    assert 0.8 * after.compute < once.compute < after.compute and once.serial == 0
+    twice = sparse.step("backward experts", 1)
+    assert twice.compute == pytest.approx(2 * after.compute, rel=0.1)
 
 
 def test_memo_s_loss_head_computes_logits_twice(seven_b):

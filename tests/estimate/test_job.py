@@ -69,7 +69,16 @@ def test_validated_arguments_are_taken_as_they_are():
         ({"micro_batch_size": -2}, 16, "--micro-batch-size -2: must be at least 1"),
         ({"tensor_model_parallel_size": -4}, 16, "--tensor-model-parallel-size -4: must be"),
         ({"vocab_size": None}, 16, "vocabulary is not known"),
-        ({"multi_latent_attention": True}, 16, "--multi-latent-attention: the estimate"),
+        ({"yaml_cfg": "run.yaml"}, 16, "--yaml-cfg: the estimate"),
+        ({"pipeline_model_parallel_layout": "Et*9|t*9L"}, 16, "has 18 layers and --num-layers is"),
+        ({"pipeline_model_parallel_layout": "Et*16|t*16mL"}, 16, "multi-token prediction"),
+        ({"pipeline_model_parallel_layout": "t*16|t*16L"}, 16, "must begin with E"),
+        ({"pipeline_model_parallel_layout": "Et|t*30|tL"}, 16, "--pipeline-model-parallel-layout"),
+        (
+            {"num_experts": 8, "expert_model_parallel_size": 8, "tensor_model_parallel_size": 4},
+            16,
+            "a pipeline stage 8: .*--expert-tensor-parallel-size 32",
+        ),
         (
             {"num_layers_per_virtual_pipeline_stage": 3},
             16,
@@ -133,8 +142,29 @@ def test_weights_add_up_to_the_model(seven_b):
 
 
 def test_a_token_visits_some_of_the_experts_and_a_rank_holds_its_share(seven_b):
-    experts = Experts(8, 2, 2048, 0, parallel=4, every=(True, False) * 16)
+    experts = Experts(8, 2, 2048, 0, parallel=4, every=(True, False) * 16, tp=1)
     sparse = replace(seven_b, experts=experts)
     assert flops.mlp(sparse, 2) == flops.mlp(seven_b, 2)
     assert flops.mlp(sparse, 1) == pytest.approx(flops.mlp(seven_b, 1) * 2 * 2048 / 16384)
-    assert sparse.layer_parameters(1) < seven_b.layer_parameters(1)
+    own = sparse.expert_parameters(1)
+    assert own == 2 * 4096 * 2048 * 2 and sparse.expert_parameters(2) == 0
+    assert own < sparse.layer_parameters(1)
+    assert sparse.expert_share == 2  # of eight ranks, four have other experts
+
+
+def test_a_custom_layout_says_which_layers_a_stage_has():
+    found = job(pipeline_model_parallel_layout="Et*10|t*22L")
+    assert [len(found.layers_of(stage)) for stage in range(2)] == [10, 22]
+    virtual = job(pipeline_model_parallel_layout="Et*4|t*6|t*10|t*12L")
+    assert virtual.virtual == 2 and virtual.layers_of(1, 0) == range(5, 11)
+    assert virtual.layers_of(1, 1) == range(21, 33)
+
+
+def test_latent_attention_is_read_from_its_own_flags():
+    latent = dict(q_lora_rank=1536, kv_lora_rank=512, qk_head_dim=128, v_head_dim=128)
+    found = job(multi_latent_attention=True, qk_pos_emb_head_dim=64, **latent)
+    assert (found.query, found.key, found.value) == (32 * 192, 32 * 192, 32 * 128)
+    assert found.attended == 32 * 128 and found.saved_rope == 64
+    down, up = 4096 * (1536 + 512 + 64), 1536 * 32 * 192 + 512 * 32 * 256
+    assert flops.qkv(found) == 2 * found.tokens * (down + up) / 4
+    assert flops.attention(found, causal=False) == 2 * 2 * 4096**2 * 32 * (192 + 128) / 4
