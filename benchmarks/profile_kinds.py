@@ -22,8 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron_memo.profile.process import profile_rank
-from megatron_memo.profile.session import EVEN_EXPERTS
 from megatron_memo.profile.trace import read_trace
+from megatron_memo.profile.words import EVEN_EXPERTS
 
 COLUMNS = ("kind", "rank", "peak", "held", "host")
 TP = 8

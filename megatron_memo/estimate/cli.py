@@ -194,7 +194,7 @@ def _one(
     own = quick if args.quick else _profiled(run, costs, quick, reserve)
     ways = beside(own, costs, reserve)
     print(table.side_by_side(ways, own, costs.machine.gpu.memory))
-    print("\n".join(table.notes(ways, own, reserve)))
+    print("\n".join(table.notes(ways, own, run.job, reserve)))
     changes = best_changes(costs, quick, auto=run.auto, reserve=reserve)
     print("\nWhat would help most:" if changes else "\nNo change that was tried would help.")
     for number, change in enumerate(changes, 1):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megatron_memo.config import DEFAULT_RESIDENT_LAYERS
 from megatron_memo.estimate import flops
 from megatron_memo.estimate.answer import Answer
+from megatron_memo.estimate.job import Job
 from megatron_memo.estimate.parts import Parts
+from megatron_memo.estimate.strategies import Memo
 from megatron_memo.sizes import size_words
 
 Rows = Sequence[Sequence[str]]
@@ -42,7 +45,7 @@ def side_by_side(answers: Sequence[Answer], own: Answer, device_memory: int) -> 
     return aligned(rows)
 
 
-def notes(answers: Sequence[Answer], own: Answer, reserve: int) -> list[str]:
+def notes(answers: Sequence[Answer], own: Answer, job: Job, reserve: int) -> list[str]:
     """What the table does not say by itself, a line each."""
     how = "by profile" if own.profiled else "by arithmetic"
     others = "" if len(answers) == 1 else ", the others by arithmetic" if own.profiled else ""
@@ -52,6 +55,17 @@ def notes(answers: Sequence[Answer], own: Answer, reserve: int) -> list[str]:
         flops.MFU_FORMULA,
     ]
     lines += [f"{one.name}: {'; '.join(one.problems)}" for one in answers if not one.fits]
+    if job.experts is not None:
+        lines.append(
+            "experts are taken to get as many tokens each; a rank that gets more needs more"
+        )
+    memo = next((one.strategy for one in answers if isinstance(one.strategy, Memo)), None)
+    if memo is not None and memo is not own.strategy and memo.resident != DEFAULT_RESIDENT_LAYERS:
+        lines.append(
+            f"{memo.name} is with --memo-resident-layers {memo.resident}"
+            + (f" --memo-chunks {memo.chunks}" if memo.chunks else "")
+            + ": with its defaults it would not fit"
+        )
     return lines
 
 

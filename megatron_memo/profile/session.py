@@ -27,14 +27,9 @@ from megatron_memo.profile.held import HeldParts
 from megatron_memo.profile.ranks import Place
 from megatron_memo.profile.recorder import Recorder
 from megatron_memo.profile.trace import Event, Header, Malloc, Trace
-from megatron_memo.profile.words import profiled_words
+from megatron_memo.profile.words import EVEN_EXPERTS, profiled_words
 from megatron_memo.swap.engine import get_engine
 
-# Every expert of a layer gets the same number of tokens, in all as many as without a limit.
-EVEN_EXPERTS = (
-    *("--moe-token-dispatcher-type", "alltoall", "--moe-expert-capacity-factor", "1"),
-    "--moe-pad-expert-input-to-capacity",
-)
 RECORDED = 2  # the first iteration holds allocations that are made once
 GPU_MEMORY = 80 << 30  # bytes that the GPU says it has, for settings that follow it
 ROUNDING = {"cuda": 512, "cpu": 64}

@@ -8,6 +8,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+# Every expert of a layer gets the same number of tokens, in all as many as without a limit.
+EVEN_EXPERTS = (
+    *("--moe-token-dispatcher-type", "alltoall", "--moe-expert-capacity-factor", "1"),
+    "--moe-pad-expert-input-to-capacity",
+)
 # Flags without which a run reads no data and no checkpoint, writes nothing, and does nothing
 # between two steps; by the number of words that follow.
 _LEFT_OUT: dict[int | str, tuple[str, ...]] = {

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from megatron_memo.estimate import memory
-from megatron_memo.estimate.answer import settings_of
+from megatron_memo.estimate.answer import answer, settings_of
 from megatron_memo.estimate.cost import Costs
 from megatron_memo.estimate.flags import memo_strategy, read_run
 from megatron_memo.estimate.hardware import GIB, TIB, Machine, gpu
+from megatron_memo.estimate.profiled import with_even_experts
+from megatron_memo.estimate.strategies import Memo, Stock
+from megatron_memo.estimate.table import notes
 from megatron_memo.estimate.timeline import simulate
+from megatron_memo.profile.words import EVEN_EXPERTS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -76,3 +80,24 @@ def test_what_experts_save_leaves_and_comes_back_as_their_policy_says():
     kept, recomputed, swapped = (moved(policy) for policy in ("keep", "recompute", "swap"))
     assert kept[0] < recomputed[0] < swapped[0]
     assert kept[1] < recomputed[1]
+
+
+def test_a_profile_of_experts_has_as_many_tokens_for_each():
+    asked = ["--num-experts", "8", "--moe-grouped-gemm", "--moe-token-dispatcher-type=allgather"]
+    words = with_even_experts(asked)
+    assert words[:2] == ["--num-experts", "8"] and "--moe-grouped-gemm" not in words
+    assert " ".join(EVEN_EXPERTS) in " ".join(words)
+    assert "--moe-token-dispatcher-type=allgather" not in words
+    padded = [*EVEN_EXPERTS[:3], "2", "--moe-pad-expert-input-to-capacity"]
+    assert with_even_experts(padded) == padded
+
+
+def test_the_table_says_what_it_takes_for_granted():
+    run = run_of("both 0.5")
+    costs = Costs(run.job, Machine(gpu("a800-80g"), gpus=8, host_memory=2 * TIB))
+    own = answer(costs, Stock())
+    frugal = answer(costs, Memo(ratio=0.5, resident=0))
+    said = "\n".join(notes([own, frugal], own, run.job, GIB))
+    assert "experts are taken to get as many tokens each" in said
+    assert "memo 0.5 is with --memo-resident-layers 0: with its defaults it would not fit" in said
+    assert "would not fit" not in "\n".join(notes([own, frugal], frugal, run.job, GIB))
