@@ -4,8 +4,9 @@ NOTE: the life of a run, in its own steps from 1
 -----------------------------------------------
     1      warms up at ratio 0, which fits if anything does
     2      measured at ratio 0: seconds of a layer's parts, bytes that always move
-    3      measured with a chunk swapped: bytes of the other tensors. After it all ranks copy at
-           once for half a second, and solve.
+    3      measured with a chunk swapped: bytes of the other tensors, and seconds once more: of the
+           two steps the faster counts, for whatever else the machine does makes a step longer.
+           After it all ranks copy at once for half a second, and solve.
     4..    with the ratio. A memory plan counts its steps from here.
 With a file of measurements, or what an earlier run saved, the ratio is there before step 1.
 
@@ -29,10 +30,12 @@ from megatron_memo.layer.transformer_layer import MemoTransformerLayer
 from megatron_memo.plan.ratio import Choice, Limit, Link
 from megatron_memo.profile.markers import mark_model
 from megatron_memo.sizes import size_words
-from megatron_memo.training.layer_times import LayerTimes, LayerWatch
+from megatron_memo.training.layer_times import LayerTimes, LayerWatch, differ_by
 from megatron_memo.training.measurements import Measured
 
 WARM_UP, TIMED, WEIGHED = 1, 2, 3
+# Of two measured steps that differ by more, something else than layers took the time.
+_BUSY = 0.25
 
 
 class NoRatio(ValueError):
@@ -60,6 +63,21 @@ class Steps(Protocol):
     def begin(self, chunks: Sequence[Any]) -> None: ...
 
     def step(self, iteration: int, run: Callable[[], Any]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A measured step: of its layers, and seconds of all of it."""
+
+    times: LayerTimes
+    seconds: float
+
+    @property
+    def besides(self) -> float:
+        """Seconds outside of the layers."""
+        times = self.times
+        layer = times.forward.total + times.backward.total + times.recompute
+        return max(self.seconds - times.passes * layer, 0.0)
 
 
 @dataclass(frozen=True)
@@ -122,8 +140,7 @@ class AutoRatio:
         self._chunks: Sequence[Any] = ()
         self._layers: list[MemoTransformerLayer] = []
         self._waiting: list[Steps] = []
-        self._times: LayerTimes | None = None
-        self._seconds = 0.0
+        self._watched_steps: list[_Timed] = []
         self._always = self._more = 0.0
         self._rows = 0
         self.ratio: float | None = None
@@ -191,18 +208,25 @@ class AutoRatio:
     # ---- measuring
 
     def _timed(self, run: Callable[[], Any]) -> Any:
+        before = self._moved()
+        result = self._watched(run)
+        if self._layers:
+            self._always = (self._moved() - before) / self._swapping_passes()
+        return result
+
+    def _watched(self, run: Callable[[], Any]) -> Any:
+        """Runs a step and notes what its layers took."""
         undo = mark_model(self._chunks)
-        before, start = self._moved(), time.perf_counter()
+        start = time.perf_counter()
         phases.begin_iteration()
         try:
             with self._watch.listening():
                 result = run()
         finally:
             undo()
-        self._seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         if self._layers:
-            self._times = self._watch.times()
-            self._always = (self._moved() - before) / self._swapping_passes()
+            self._watched_steps.append(_Timed(self._watch.times(), seconds))
         return result
 
     def _weighed(self, run: Callable[[], Any]) -> Any:
@@ -217,11 +241,11 @@ class AutoRatio:
         if self._rows == 0:
             # Not even a row fits besides what always moves: of any size they would not.
             self._rows, self._more = 1, self._always
-            return run()
+            return self._watched(run)
         self._set(ratio)
         before = self._moved()
         try:
-            return run()
+            return self._watched(run)
         finally:
             moved = (self._moved() - before) / self._swapping_passes()
             self._more = max(moved - self._always, 0.0)
@@ -229,10 +253,11 @@ class AutoRatio:
 
     def _measured(self) -> Measured | None:
         link = self._probe()
-        if not self._layers or self._times is None:
+        if not self._layers or not self._watched_steps:
             return None
-        times, (rows, chunks) = self._times, self._shape()
-        layer = times.forward.total + times.backward.total + times.recompute
+        first, second = self._watched_steps[0].times, self._watched_steps[-1].times
+        times = min(first, second, key=lambda one: one.forward.total + one.backward.total)
+        rows, chunks = self._shape()
         always = round(self._always)
         return Measured(
             layers=len(self._layers),
@@ -242,12 +267,13 @@ class AutoRatio:
             chunks=chunks,
             forward=times.forward,
             backward=times.backward,
-            recompute=times.recompute,
+            recompute=first.recompute,  # of all rows
             always=always,
             others=round(self._more * rows / max(self._rows, 1)),
             link=link,
-            other_seconds=max(self._seconds - times.passes * layer, 0.0),
+            other_seconds=min(step.besides for step in self._watched_steps),
             device=self._device_room(always),
+            unsteady=differ_by(first, second),
         )
 
     def _shape(self) -> tuple[int, int]:
@@ -261,8 +287,8 @@ class AutoRatio:
         return [layer for layer in self._layers if not layer.resident]
 
     def _swapping_passes(self) -> float:
-        assert self._times is not None
-        return max(len(self._swapping()) * self._times.passes / len(self._layers), 1)
+        passes = self._watched_steps[0].times.passes
+        return max(len(self._swapping()) * passes / len(self._layers), 1)
 
     def _moved(self) -> float:
         return self._stats()["d2h_bytes"] or 0.0
@@ -289,7 +315,8 @@ class AutoRatio:
         slowest = max(seconds for seconds in self._gather(mine) if seconds is not None)
         self._save([told.measured for told in answers], ratio)
         self._fix(ratio)
-        self._log(_line(least.choice, least.measured.link, slowest, source))
+        unsteady = max(told.measured.unsteady for told in answers if told.measured is not None)
+        self._log(_line(least.choice, least.measured.link, slowest, source, unsteady))
 
     def _fix(self, ratio: float) -> None:
         self._set(ratio)
@@ -314,8 +341,14 @@ def _raise_if_any(errors: Sequence[str | None]) -> None:
         raise NoRatio(f"--memo-swap-ratio auto: {'; '.join(dict.fromkeys(said))}")
 
 
-def _line(choice: Choice, link: Link, step_seconds: float, source: str) -> str:
+def _line(choice: Choice, link: Link, step_seconds: float, source: str, unsteady: float) -> str:
     """The ratio, why, and what would help."""
+    busy = ""
+    if unsteady > _BUSY:
+        busy = (
+            f"; a layer took {unsteady:.0%} longer in one of the two measured steps than in the "
+            "other, which counts: the machine was busy, or compute waited for copies"
+        )
     if choice.binds is Limit.COMPUTE:
         why = "nothing would make a step shorter but faster compute"
     else:
@@ -329,5 +362,5 @@ def _line(choice: Choice, link: Link, step_seconds: float, source: str) -> str:
         f"swap ratio {choice.ratio:.4g} ({why}); a step should take {step_seconds:.3g} s, "
         f"{waits:.3g} s of it waiting for copies; {source or 'measured'}: "
         f"{size_words(link.d2h)}/s to the host, {size_words(link.h2d)}/s back with all ranks of a "
-        "node copying"
+        f"node copying{busy}"
     )

@@ -9,6 +9,7 @@ wait for another pipeline stage at the end of a pass does not count.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -41,6 +42,15 @@ class LayerTimes:
     backward: Times
     recompute: float
     passes: int
+
+
+def differ_by(first: LayerTimes, second: LayerTimes) -> float:
+    """How much longer a layer took in the slower of two steps, as a part of the faster one.
+
+    Recomputation is left out: the steps may have recomputed different numbers of rows.
+    """
+    one, other = (each.forward.total + each.backward.total for each in (first, second))
+    return max(one, other) / (min(one, other) or math.inf) - 1 if one != other else 0.0
 
 
 class HostClock:
@@ -142,7 +152,8 @@ def _parts(stretches: Iterator[tuple[Phase, float, bool]]) -> dict[tuple, list[f
     """(direction, micro-batch, layer, stage) -> seconds of pre, attention, post, recomputation.
 
     In forward the chunks before the whole layer's second marker are `pre`, in backward `post`: the
-    first and second such markers are the layer's beginning and attention.
+    first and second such markers are the layer's beginning and attention. A third one, of a mixture
+    of experts, begins more of forward's `post`; in backward it is the first, and `post` too.
     """
     found: dict[tuple, list[float]] = defaultdict(lambda: [0.0] * 4)
     wholes: dict[tuple, int] = defaultdict(int)
@@ -155,7 +166,8 @@ def _parts(stretches: Iterator[tuple[Phase, float, bool]]) -> dict[tuple, list[f
         if phase.chunk is None and phase != last:
             wholes[key] += 1
         last = phase
-        part = 1 if phase.chunk is None and wholes[key] > 1 else 0 if wholes[key] < 2 else 2
+        attends = phase.chunk is None and wholes[key] == 2
+        part = 1 if attends else 0 if wholes[key] < 2 else 2
         if phase.direction == BACKWARD:
             part = 2 - part
         found[key][3 if again else part] += seconds

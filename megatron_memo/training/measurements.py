@@ -40,6 +40,8 @@ class Measured:
         link: with all local ranks copying.
         other_seconds: of a step, outside of the layers.
         device: bytes that are left for buffers; None where nobody can tell.
+        unsteady: how much longer a layer took in the slower of the two measured steps than in the
+            faster one, which counts; as a part of it.
     """
 
     layers: int
@@ -55,6 +57,7 @@ class Measured:
     link: Link
     other_seconds: float
     device: int | None = None
+    unsteady: float = 0.0
 
     def problem(self, **limits: Any) -> Problem:
         """The program of this rank.

@@ -132,6 +132,25 @@ def test_a_layers_parts_are_timed_without_waits_and_recomputation():
     assert found.recompute == 5 and found.passes == 3
 
 
+def test_experts_count_with_what_follows_attention():
+    clock = Clock()
+    watch = LayerWatch(clock, lambda: 0.0)
+
+    def go(seconds, chunk=None, direction=FORWARD):
+        phases.enter(Phase(LAYER, direction, 0, 1, chunk))
+        clock.now += seconds
+
+    with watch.listening():
+        phases.begin_iteration()
+        for chunk, seconds in ((None, 0.5), (0, 1), (None, 10), (0, 3), (None, 7)):
+            go(seconds, chunk)
+        for chunk, seconds in ((None, 14), (0, 6), (None, 20), (0, 2)):
+            go(seconds, chunk, BACKWARD)
+    found = watch.times()
+    assert found.forward == Times(pre=1.5, attention=10, post=10)
+    assert found.backward == Times(pre=2, attention=20, post=20)
+
+
 def test_a_step_without_layers_has_no_times():
     watch = LayerWatch(Clock(), lambda: 0.0)
     with watch.listening():
@@ -156,8 +175,8 @@ class Layer(MemoTransformerLayer):
 
 
 class Watch:
-    def __init__(self):
-        self.watched = 0
+    def __init__(self, *steps):
+        self.watched, self.steps = 0, steps or (TIMES,)
 
     @contextmanager
     def listening(self):
@@ -165,7 +184,7 @@ class Watch:
         yield
 
     def times(self):
-        return TIMES
+        return self.steps[min(self.watched, len(self.steps)) - 1]
 
 
 class Planned:
@@ -185,7 +204,14 @@ def one(monkeypatch):
     """``one(known=..., solve=..., others=...)``: a rank's run; ``others`` answer as other ranks."""
     monkeypatch.setattr(auto_ratio, "mark_model", lambda chunks: lambda: None)
 
-    def build(*, known=lambda: None, solve=None, others=lambda answer: [], fits=lambda ratio: True):
+    def build(
+        *,
+        known=lambda: None,
+        solve=None,
+        others=lambda answer: [],
+        fits=lambda ratio: True,
+        steps=(),
+    ):
         layers = [Layer(1), Layer(2)]
         run = SimpleNamespace(
             layers=layers, said=[], saved=[], moved=0, seen=[], ratios=[], released=[]
@@ -197,7 +223,7 @@ def one(monkeypatch):
 
         auto = AutoRatio(
             known=known,
-            watch=Watch(),
+            watch=Watch(*steps),
             stats=lambda: {"d2h_bytes": run.moved},
             probe=lambda: MEASURED.link,
             solve=choose,
@@ -263,6 +289,48 @@ def test_three_iterations_measure_and_the_fourth_has_the_ratio(one):
     assert measured == dataclasses.replace(MEASURED, other_seconds=seconds)
     assert run.saved == [([measured], 0.4)]
     assert run.released == [0.4]  # host memory that was cut for other ratios
+
+
+def longer(times, factor):
+    forward, backward = (
+        Times(part.pre * factor, part.attention * factor, part.post * factor)
+        for part in (times.forward, times.backward)
+    )
+    return LayerTimes(forward, backward, times.recompute * 0.75, times.passes)
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_of_two_measured_steps_the_faster_counts(one, busy):
+    steps = [TIMES, TIMES]
+    steps[busy] = longer(TIMES, 1.5)
+    run = one(solve=chosen(0.4), steps=steps)
+    for iteration in range(1, 4):
+        run.step(iteration)
+    (measured,) = run.seen
+    assert (measured.forward, measured.backward) == (TIMES.forward, TIMES.backward)
+    assert measured.recompute == steps[0].recompute  # the second recomputes fewer rows
+    assert measured.unsteady == pytest.approx(0.5)
+    assert "a layer took 50% longer in one of the two measured steps" in run.said[0]
+
+
+def test_steps_that_differ_little_are_not_worth_a_word(one):
+    run = one(solve=chosen(0.4), steps=[TIMES, longer(TIMES, 1.2)])
+    for iteration in range(1, 4):
+        run.step(iteration)
+    assert run.seen[0].unsteady == pytest.approx(0.2)
+    assert "longer" not in run.said[0]
+
+
+def test_a_busy_rank_is_told_of_by_the_one_that_speaks(one):
+    other = dataclasses.replace(MEASURED, unsteady=0.9)
+    told = auto_ratio.Told(None, dataclasses.replace(solve(problem()), ratio=0.6), other)
+    run = one(
+        solve=chosen(0.4),
+        others=lambda answer: [told] if isinstance(answer, auto_ratio.Told) else [],
+    )
+    for iteration in range(1, 4):
+        run.step(iteration)
+    assert "a layer took 90% longer" in run.said[0]
 
 
 def test_layers_are_measured_at_ratio_0_whatever_they_had(one):
