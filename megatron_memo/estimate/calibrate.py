@@ -33,6 +33,70 @@ _NO_WAIT = 0.005  # of a step: waits below are none
 _WIDTHS = ("hidden", "ffn", "heads", "head_dim", "groups", "gated", "element_bytes")
 
 
+# Kernels of the layer: which of them run depends on the machine as well as on flags.
+_KERNELS = ("saved_rope", "fused_activation")
+# What says how ranks talk to one another, and when there is nobody to talk to.
+_IDLE: dict[str, Callable[[Job], bool]] = {
+    "overlap_p2p": lambda job: job.pp == 1,
+    "virtual_group": lambda job: job.virtual == 1,
+    "cp_kind": lambda job: job.cp == 1,
+    "overlap_tp": lambda job: job.tp == 1,
+    "overlap_grad_reduce": lambda job: job.dp * job.cp == 1,
+    "overlap_param_gather": lambda job: job.dp * job.cp == 1,
+}
+# Flags of a job's fields whose names are others.
+_FLAGS = {
+    "layers": "--num-layers",
+    "hidden": "--hidden-size",
+    "ffn": "--ffn-hidden-size",
+    "heads": "--num-attention-heads",
+    "head_dim": "--kv-channels",
+    "groups": "--num-query-groups",
+    "vocabulary": "--vocab-size (padded)",
+    "sequence": "--seq-length",
+    "micro_batch": "--micro-batch-size",
+    "micro_batches": "--global-batch-size in micro-batches of a rank",
+    "gated": "--swiglu",
+    "biases": "--disable-bias-linear (turned round)",
+    "tied": "--untie-embeddings-and-output-weights (turned round)",
+    "rope": "--position-embedding-type rope",
+    "rms_norm": "--normalization RMSNorm",
+    "qk_norm": "--qk-layernorm",
+    "dropout": "--hidden-dropout",
+    "tp": "--tensor-model-parallel-size",
+    "pp": "--pipeline-model-parallel-size",
+    "cp": "--context-parallel-size",
+    "dp": "the number of data-parallel ranks (--nodes x --gpus-per-node)",
+    "virtual": "--num-virtual-stages-per-pipeline-rank",
+    "virtual_group": "--microbatch-group-size-per-virtual-pipeline-stage",
+    "first_layers": "--decoder-first-pipeline-num-layers",
+    "last_layers": "--decoder-last-pipeline-num-layers",
+    "embedding_as_layer": "--account-for-embedding-in-pipeline-split",
+    "loss_as_layer": "--account-for-loss-in-pipeline-split",
+    "element_bytes": "--bf16 or --fp16, in bytes of an element,",
+    "gradient_bytes": "--grad-reduce-in-bf16, in bytes of a gradient,",
+    "distributed_optimizer": "--use-distributed-optimizer",
+    "overlap_tp": "--tp-comm-overlap",
+    "overlap_p2p": "--no-overlap-p2p-communication (turned round)",
+    "cp_kind": "--cp-comm-type",
+    "experts": "--num-experts, or another flag of the experts,",
+    "latent": "--multi-latent-attention, or another flag of it,",
+    "layout": "--pipeline-model-parallel-layout",
+}
+_MEMO_FLAGS = {
+    "swap_ratio": "--memo-swap-ratio",
+    "chunks": "--memo-chunks",
+    "resident_layers": "--memo-resident-layers",
+    "prefetch_depth": "--memo-prefetch-depth",
+    "moe_experts": "--memo-moe-experts",
+}
+
+
+def flag_of(name: str) -> str:
+    """The flag that a job's field comes from."""
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a report of `--memo-report` says.
@@ -93,34 +157,44 @@ def _waits(swap: dict[str, Any], iterations: int) -> dict[str, float]:
     return known if len(known) == len(told) else {}
 
 
-def check_same_run(path: Path, measured: Measured, run: Run) -> None:
-    """Raises ValueError where the report is of another model, layout or settings than the flags."""
+def same_run(path: Path, measured: Measured, run: Run) -> Run:
+    """The run of the flags, as the report says that it ran.
+
+    Kernels follow the machine (the launcher adds --no-rope-fusion where there is no CUDA), and what
+    Megatron hides behind compute does not matter where nobody communicates: of these the report
+    is believed.
+
+    Raises:
+        ValueError: it is of another model, layout or settings than the flags.
+    """
     ours, memo = asdict(run.job), run.memo
+    free = {name for name in _KERNELS if name in measured.job}
+    free |= {name for name, alone in _IDLE.items() if alone(run.job) and name in measured.job}
     differing = [
-        f"{name.replace('_', ' ')} is {_said(measured.job.get(name))} there and {_said(value)} here"
+        f"{flag_of(name)} is {_said(measured.job.get(name))} there and {_said(value)} here"
         for name, value in ours.items()
-        if _plain(measured.job.get(name)) != _plain(value)
+        if name not in free and _plain(measured.job.get(name)) != _plain(value)
     ]
     recompute = "full" if isinstance(run.strategy, FullRecompute) else None
     if measured.recompute != recompute:
-        differing.append(
-            f"recompute is {_said(measured.recompute)} there and {_said(recompute)} here"
-        )
+        there, here = _said(measured.recompute), _said(recompute)
+        differing.append(f"--recompute-granularity is {there} there and {here} here")
     theirs = measured.memo
     if (theirs is None) != (memo is None):
         on, off = ("there", "here") if memo is None else ("here", "there")
-        differing.append(f"memo is on {on} and off {off}")
+        differing.append(f"--memo-swap-ratio is given {on} and not {off}")
     elif theirs is not None and memo is not None:
         differing += [
-            f"memo's {name.replace('_', ' ')} is {theirs.get(name)} there and {value} here"
+            f"{_MEMO_FLAGS[name]} is {_said(theirs[name])} there and {_said(value)} here"
             for name, value in asdict(memo).items()
-            if name in ("swap_ratio", "chunks", "resident_layers") and theirs.get(name) != value
+            if name in _MEMO_FLAGS and name in theirs and theirs[name] != value
         ]
     if differing:
         raise ValueError(
             f"{path}: the report is of another run: {'; '.join(differing)}. Give the flags that it "
             "was made with."
         )
+    return replace(run, job=replace(run.job, **{name: measured.job[name] for name in free}))
 
 
 def check_device(path: Path, measured: Measured, gpu: str) -> None:
@@ -141,7 +215,7 @@ def check_measured_on(path: Path, measured_on: dict[str, Any], job: Job, gpu: st
         )
     theirs, ours = measured_on.get("job") or {}, asdict(job)
     differing = [
-        f"{name.replace('_', ' ')} is {_said(theirs.get(name))} there and {_said(ours[name])} here"
+        f"{flag_of(name)} is {_said(theirs.get(name))} there and {_said(ours[name])} here"
         for name in _WIDTHS
         if theirs.get(name) != ours[name]
     ]

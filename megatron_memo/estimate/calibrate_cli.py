@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             "--memo-swap-ratio auto: give the ratio that the measured run had; its report has it "
             "under memo, swap_ratio."
         )
-    calibrate.check_same_run(args.report, measured, found)
+    found = calibrate.same_run(args.report, measured, found)
     costs = Costs(found.job, machine)
     strategy = own_strategy(found, costs, DEFAULT_RESERVE)
     before = simulate(costs, strategy).seconds

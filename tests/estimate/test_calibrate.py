@@ -1,7 +1,8 @@
 """A measured run corrects the efficiencies, and the estimate then meets it."""
 
+import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from megatron_memo.estimate.calibration import read
 from megatron_memo.estimate.cost import Costs
 from megatron_memo.estimate.flags import Run
 from megatron_memo.estimate.hardware import Machine, gpu
+from megatron_memo.estimate.job import Job
 from megatron_memo.estimate.strategies import FullRecompute, Memo, Stock
 from megatron_memo.estimate.timeline import simulate
 
@@ -70,30 +72,53 @@ def run_of(job, memo=None, strategy=None):
 @pytest.mark.parametrize(
     ("change", "run", "part"),
     [
-        ({}, {"job": {"hidden": 2048}}, "hidden is 4096 there and 2048 here"),
-        ({}, {"job": {"sequence": 65536}}, "sequence is 32768 there and 65536 here"),
-        ({}, {"memo": MemoConfig(0.5)}, "memo is on here and off there"),
-        ({}, {"strategy": FullRecompute()}, "recompute is off there and full here"),
-        ({"memo": asdict(MemoConfig(0.5))}, {}, "memo is on there and off here"),
+        ({}, {"job": {"hidden": 2048}}, "--hidden-size is 4096 there and 2048 here"),
+        ({}, {"job": {"sequence": 65536}}, "--seq-length is 32768 there and 65536 here"),
+        ({}, {"memo": MemoConfig(0.5)}, "--memo-swap-ratio is given here and not there"),
+        ({}, {"strategy": FullRecompute()}, "--recompute-granularity is off there and full here"),
+        ({"memo": asdict(MemoConfig(0.5))}, {}, "--memo-swap-ratio is given there and not here"),
         (
             {"memo": asdict(MemoConfig(0.5))},
             {"memo": MemoConfig(0.25)},
-            "memo's swap ratio is 0.5 there and 0.25 here",
+            "--memo-swap-ratio is 0.5 there and 0.25 here",
         ),
     ],
 )
 def test_a_report_of_another_run_is_refused(small, change, run, part):
     job = replace(small, **run.pop("job", {}))
     with pytest.raises(ValueError, match="report is of another run") as refused:
-        calibrate.check_same_run(REPORT, measured(small, 1.0, **change), run_of(job, **run))
+        calibrate.same_run(REPORT, measured(small, 1.0, **change), run_of(job, **run))
     assert part in str(refused.value)
 
 
 def test_the_report_of_the_same_run_is_taken(small):
-    calibrate.check_same_run(REPORT, measured(small, 1.0), run_of(small))
+    calibrate.same_run(REPORT, measured(small, 1.0), run_of(small))
     memo = MemoConfig(0.5)
     taken = measured(small, 1.0, memo=asdict(memo))
-    calibrate.check_same_run(REPORT, taken, run_of(small, memo))
+    calibrate.same_run(REPORT, taken, run_of(small, memo))
+
+
+def test_what_the_machine_or_a_lone_rank_decides_is_taken_from_the_report(small):
+    ran = replace(small, saved_rope=128, overlap_p2p=True, fused_activation=False, cp_kind="a2a")
+    found = calibrate.same_run(REPORT, measured(ran, 1.0), run_of(small))
+    assert found.job == ran
+    piped = replace(small, pp=2, overlap_p2p=True)
+    with pytest.raises(
+        ValueError, match="--no-overlap-p2p-communication .* is on there and off here"
+    ):
+        calibrate.same_run(REPORT, measured(piped, 1.0), run_of(replace(small, pp=2)))
+
+
+def test_every_field_of_a_job_has_a_flag_that_megatron_knows():
+    from megatron.training.arguments import add_megatron_arguments
+
+    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    known = set(parser._option_string_actions)
+    for field in fields(Job):
+        words = [word for word in calibrate.flag_of(field.name).split() if word[:2] == "--"]
+        own = {"--nodes", "--gpus-per-node"}
+        unknown = [word for word in words if word.strip("(),") not in known | own]
+        assert not unknown or field.name in ("saved_rope", "fused_activation"), unknown
 
 
 def test_a_calibration_is_of_one_gpu_and_one_models_widths(small):
@@ -103,7 +128,9 @@ def test_a_calibration_is_of_one_gpu_and_one_models_widths(small):
     with pytest.raises(ValueError, match="is of a800-80g, and --gpu is h100-80g"):
         calibrate.check_measured_on(REPORT, known, longer, "h100-80g")
     wider = replace(small, ffn=11264)
-    with pytest.raises(ValueError, match="another model: ffn is 16384 there and 11264 here"):
+    with pytest.raises(
+        ValueError, match="another model: --ffn-hidden-size is 16384 there and 11264 here"
+    ):
         calibrate.check_measured_on(REPORT, known, wider, "a800-80g")
 
 
@@ -140,7 +167,9 @@ def test_calibrate_and_estimate_as_commands(quickstart, small, tmp_path, capsys)
 
     report_of(report, asdict(small))
     status, said = command("calibrate", str(report), "-o", str(out))
-    assert status == 2 and "the report is of another run: layers is 8 there and 5 here" in said
+    assert (
+        status == 2 and "the report is of another run: --num-layers is 8 there and 5 here" in said
+    )
     report_of(report, asdict(small), device="NVIDIA A800-SXM4-80GB")
     status, said = command("calibrate", str(report), "-o", str(out))
     assert status == 2 and "was measured on NVIDIA A800-SXM4-80GB" in said
