@@ -23,9 +23,12 @@ examples:
   megatron-memo plot memory plans/rank-0.plan.jsonl -o memory.png --theme dark
   megatron-memo plot curve --gpu h100-80g -o curve.svg -- MEGATRON-FLAGS
 
-The suffix of -o decides: .png and .svg are drawn by matplotlib; .html is one page that works
-without a network, with zoom, hover, and a light and a dark theme. megatron-memo plot KIND --help
-says what each kind shows and takes. Exit status: 0 written, 2 after a mistake."""
+The suffix of -o decides: .png and .svg are drawn by matplotlib; .html is one
+page that works without a network, with zoom, hover, and a light and a dark
+theme. megatron-memo plot KIND --help
+says what each kind shows and takes.
+
+Exit status: 0 written; 2 a mistake in the command line or in a file."""
 _THEMES = ("light", "dark")
 _PAGE = ".html"
 
@@ -41,7 +44,6 @@ _ALL = "one page of all of these: of a plan, of an estimate, or of both"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `plot`: a parser for each kind."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     parser.set_defaults(flags=[])
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)

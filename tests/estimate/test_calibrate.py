@@ -104,7 +104,7 @@ def test_what_the_machine_or_a_lone_rank_decides_is_taken_from_the_report(small)
     assert found.job == ran
     piped = replace(small, pp=2, overlap_p2p=True)
     with pytest.raises(
-        ValueError, match="--no-overlap-p2p-communication .* is on there and off here"
+        ValueError, match=r"--no-overlap-p2p-communication .* is on there and off here"
     ):
         calibrate.same_run(REPORT, measured(piped, 1.0), run_of(replace(small, pp=2)))
 

@@ -169,7 +169,7 @@ class Layer(MemoTransformerLayer):
         nn.Module.__init__(self)
         self.memo = MemoConfig(PROVISIONAL_RATIO, chunks=4, resident_layers=resident)
         self.layer_number = number
-        self.is_mtp_layer = False
+        self.is_mtp_layer = self.further = False
         self.config = SimpleNamespace(num_layers=2, mtp_num_layers=None)
         self.rows_seen = (100, 1)
 

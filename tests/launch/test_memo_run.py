@@ -143,4 +143,3 @@ def test_only_the_measured_iteration_is_marked(mixed):
 def test_stock_report_has_no_memo_part(stock):
     assert stock.report["memo"] is None
     assert stock.report["swap"] is None
-    assert stock.report["peak_activation_bytes"] is None
