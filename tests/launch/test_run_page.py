@@ -231,6 +231,12 @@ def test_a_plan_in_use_is_drawn_once(plan):
     assert again[-2] is first[-2]
 
 
+def test_a_plan_without_memo_has_a_page_too(plan):
+    found = parts_of(memo=None, planned=planned(plan))(entries(), {})
+    assert "memo" not in rows(found, "The run")
+    assert rows(found, "Memory plan of this rank")["found by"] == plan.found_by
+
+
 def test_a_run_without_its_plan_says_so():
     said = rows(parts_of(planned=planned(None))(entries(), {}), "Memory plan")
     assert said == {"in use": "not yet, or not any more: see below"}

@@ -71,6 +71,15 @@ def test_bands_tile_the_iteration_in_the_order_of_its_phases(planned):
     assert names.index("layer forward") < names.index("layer backward")
 
 
+def test_a_trace_without_names_of_operators_adds_nothing(planned):
+    events = tuple(
+        event._replace(what="") if isinstance(event, Malloc) else event
+        for event in planned.trace.events
+    )
+    nameless = replace(planned.trace, events=events)
+    assert layout(planned.plan, nameless) == layout(planned.plan)
+
+
 def test_a_window_that_is_not_there_is_refused(planned):
     with pytest.raises(PlanError, match=r"--window 1: the plan has 1 windows, counted from 0"):
         layout(planned.plan, window=1)

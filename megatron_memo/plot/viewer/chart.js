@@ -132,7 +132,8 @@ class Chart {
     pen.strokeStyle = paper;
     pen.lineWidth = 1;
     for (const [left, above, width, height] of large) pen.strokeRect(left, above, width, height);
-    this.names(large, boxes.facts[axis.lanes.length ? 0 : 1] || boxes.facts[0]);
+    const operators = !axis.lanes.length && boxes.facts.find((fact) => fact.label === "by");
+    this.names(large, operators || boxes.facts[0]);
   }
 
   // Of boxes with room for it.
