@@ -59,8 +59,12 @@ def prepare(seq_length: int) -> str:
     return prefix
 
 
-def train(machine: Machine, flags: Sequence[str]) -> None:
+def train(machine: Machine, flags: Sequence[str], data_seconds: float) -> None:
     """Train with memo and check that the model learns.
+
+    Args:
+        flags: Megatron's, on top of the config's.
+        data_seconds: that the data took before, for the time to the first iteration.
 
     Raises:
         LaunchError: the run failed, or its loss did not fall.
@@ -69,7 +73,16 @@ def train(machine: Machine, flags: Sequence[str]) -> None:
     shown = ["scripts/train.py", str(CONFIG), "--ranks-per-node", str(machine.ranks)]
     print(f"    {shlex.join(shown)} \\\n        {shlex.join([*words, *machine.flags])}", flush=True)
     words = read_config(CONFIG).flags(words)
-    report = launch(machine, words, log=FOLDER / "train.log", report=FOLDER / "train.json")
+    install, began = float(os.environ.get("MEMO_INSTALL_SECONDS", "0")), time.monotonic()
+    report = launch(
+        machine,
+        words,
+        log=FOLDER / "train.log",
+        report=FOLDER / "train.json",
+        begun=lambda: print(
+            first_iteration(install, data_seconds, time.monotonic() - began), flush=True
+        ),
+    )
     losses = [entry["lm_loss"] for entry in report["iterations"]]
     first, last = losses[0], losses[-1]
     if not last < first:
@@ -78,6 +91,14 @@ def train(machine: Machine, flags: Sequence[str]) -> None:
             f"{FOLDER / 'train.log'}."
         )
     print(f"The loss fell from {first:.4f} to {last:.4f} in {len(losses)} iterations.", flush=True)
+
+
+def first_iteration(install: float, data: float, start: float) -> str:
+    """What a newcomer waited for, in seconds."""
+    return (
+        f"First memo iteration after {install + data + start:.0f} s: environment {install:.0f}, "
+        f"data {data:.0f}, start and iteration {start:.0f}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,10 +138,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         machine = this_machine()
         length = str(arguments.seq_length)
         print("== data: the sources of Python's standard library, as bytes", flush=True)
+        began = time.monotonic()
         flags = ["--data-path", prepare(arguments.seq_length)]
+        took = time.monotonic() - began
         flags += ["--seq-length", length, "--max-position-embeddings", length]
         print(f"== training with --memo-swap-ratio {RATIO}: {machine.says}", flush=True)
-        train(machine, [*flags, "--train-iters", str(arguments.iterations), *rest])
+        train(machine, [*flags, "--train-iters", str(arguments.iterations), *rest], took)
         if arguments.compare_iterations:
             print("== comparison: the same model, trained in five ways", flush=True)
             iterations = arguments.compare_iterations

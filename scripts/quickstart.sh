@@ -16,4 +16,6 @@ if ! memo_ensure_env "$root"; then
     exit 1
 fi
 cd "$root"
+# Part of the time to the first iteration, which the program tells.
+export MEMO_INSTALL_SECONDS=$SECONDS
 exec "$MEMO_VENV_PYTHON" scripts/quickstart.py "$@"

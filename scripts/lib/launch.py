@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,10 @@ def command(machine: Machine, flags: Sequence[str], script: Path = SCRIPT) -> li
     return [*torchrun, "--nproc-per-node", str(machine.ranks), str(script), *flags]
 
 
+def _nothing() -> None:
+    pass
+
+
 def launch(
     machine: Machine,
     flags: Sequence[str],
@@ -70,11 +74,13 @@ def launch(
     log: Path,
     report: Path,
     script: Path = SCRIPT,
+    begun: Callable[[], None] = _nothing,
 ) -> dict[str, Any]:
     """Train, with a line for each iteration on stdout and everything else in ``log``.
 
     Args:
         flags: Megatron's and memo's, without ``--memo-report``, which is added for ``report``.
+        begun: called once, when the first iteration is through.
 
     Returns:
         The report, as ``--memo-report`` wrote it.
@@ -109,6 +115,8 @@ def launch(
                 shown = progress_line(line)
                 if shown is not None:
                     print(f"    {shown}", flush=True)
+                    begun()
+                    begun = _nothing
             status = run.wait()
         except BaseException:
             _stop(run)

@@ -15,6 +15,7 @@ from tests.scripts.shell import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import compare
+import quickstart
 from lib import launch as launching
 from lib.launch import LaunchError, Machine, launch, progress_line, tail
 
@@ -61,6 +62,16 @@ def test_a_run_gives_its_report_and_shows_its_iterations(tmp_path, script, capsy
     assert capsys.readouterr().out == "    iteration   3/20   loss 5.7389   10.69 s\n"
     assert "noise" in log
     assert log.startswith(shlex.quote(sys.executable))
+
+
+def test_the_first_iteration_is_told_once_and_the_wait_for_it_has_its_parts(tmp_path, script):
+    told = []
+    path = script(f"print({LINE!r}); print({LINE!r}); json.dump([], open(report, 'w'))")
+    log, report = tmp_path / "logs" / "run.log", tmp_path / "report.json"
+    launch(ONE, [], log=log, report=report, script=path, begun=lambda: told.append(1))
+    assert told == [1]
+    said = quickstart.first_iteration(200.4, 3, 20)
+    assert said.startswith("First memo iteration after 223 s: environment 200, data 3, start")
 
 
 def test_a_failed_run_shows_what_it_said(tmp_path, script):
