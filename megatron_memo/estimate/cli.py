@@ -258,7 +258,7 @@ def _sweep(lengths: Sequence[int], costs: Costs, reserve: int) -> list[Any]:
             rows.append(
                 [
                     table.tokens_words(tokens),
-                    one.name,
+                    table.way_words(one),
                     size_words(one.peak.parts.total),
                     size_words(one.host_bytes) if one.host_bytes else "-",
                     table.seconds_words(one.result.seconds),

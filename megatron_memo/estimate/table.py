@@ -69,6 +69,14 @@ def notes(answers: Sequence[Answer], own: Answer, job: Job, reserve: int) -> lis
     return lines
 
 
+def way_words(one: Answer) -> str:
+    """The way's name, and what it had to give up of memo's defaults to fit."""
+    way = one.strategy
+    if not isinstance(way, Memo) or way.resident == DEFAULT_RESIDENT_LAYERS:
+        return one.name
+    return f"{one.name}, resident {way.resident}"
+
+
 def seconds_words(seconds: float) -> str:
     """As in `1.24 s`, `12 ms`."""
     return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

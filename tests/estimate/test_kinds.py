@@ -13,7 +13,7 @@ from megatron_memo.estimate.flags import memo_strategy, read_run
 from megatron_memo.estimate.hardware import GIB, TIB, Machine, gpu
 from megatron_memo.estimate.profiled import with_even_experts
 from megatron_memo.estimate.strategies import Memo, Stock
-from megatron_memo.estimate.table import notes
+from megatron_memo.estimate.table import notes, way_words
 from megatron_memo.estimate.timeline import simulate
 from megatron_memo.profile.words import EVEN_EXPERTS
 
@@ -101,3 +101,4 @@ def test_the_table_says_what_it_takes_for_granted():
     assert "experts are taken to get as many tokens each" in said
     assert "memo 0.5 is with --memo-resident-layers 0: with its defaults it would not fit" in said
     assert "would not fit" not in "\n".join(notes([own, frugal], frugal, run.job, GIB))
+    assert way_words(frugal) == "memo 0.5, resident 0" and way_words(own) == "stock"
