@@ -26,6 +26,7 @@ examples:
   scripts/train.py configs/gpt-7b-1m.yaml --data-path data/mine \\
       --save runs/7b --load runs/7b --save-interval 100
   scripts/train.py configs/gpt-7b-1m.yaml --mock-data --train-iters 5 --dry-run
+  scripts/train.py configs/gpt-7b-1m.yaml --mock-data --memo-swap-ratio 0.4 --check
   on each of two nodes, of which the first is called alpha:
     scripts/train.py configs/gpt-13b-1m.yaml --rdzv alpha:29500 --data-path data/mine
   in a batch script of Slurm, see scripts/slurm/nodes.sbatch:
@@ -44,10 +45,17 @@ _FROM_SLURM = {
 
 @dataclass(frozen=True)
 class Start:
-    """A command and the variables that it needs on top of the environment."""
+    """A command and the variables that it needs on top of the environment.
+
+    Attributes:
+        flags: the end of `words`, which Megatron reads.
+        ranks: of all nodes together.
+    """
 
     words: list[str]
     environment: dict[str, str]
+    flags: list[str]
+    ranks: int
 
     def text(self) -> str:
         """One line that a shell runs alike."""
@@ -80,14 +88,16 @@ def start(
                 "--ntasks-per-node to sbatch, and drop --rdzv, --nodes and --ranks-per-node here."
             )
         environment |= _rank_of_slurm(env)
-        check_ranks(config, int(environment["WORLD_SIZE"]), flags)
+        ranks = int(environment["WORLD_SIZE"])
+        check_ranks(config, ranks, flags)
     else:
-        check_ranks(config, nodes * per_node, flags)
+        ranks = nodes * per_node
+        check_ranks(config, ranks, flags)
         words += ["-m", "torch.distributed.run", *_rendezvous(nodes, options.rdzv)]
         words += ["--nproc-per-node", str(per_node)]
         # As torchrun sets it, which warns if nobody has.
         environment |= {} if "OMP_NUM_THREADS" in env else {"OMP_NUM_THREADS": "1"}
-    return Start([*words, str(options.script), *flags], environment)
+    return Start([*words, str(options.script), *flags], environment, flags, ranks)
 
 
 def _rendezvous(nodes: int, address: str | None) -> list[str]:
@@ -154,7 +164,15 @@ def parser() -> argparse.ArgumentParser:
         "--script", metavar="FILE", type=Path, default=SCRIPT, help="default: pretrain_gpt_memo.py"
     )
     found.add_argument(
-        "--dry-run", action="store_true", help="print the command instead of running it"
+        "--dry-run",
+        action="store_true",
+        help="print the command instead of running it; flags are not looked at",
+    )
+    found.add_argument(
+        "--check",
+        action="store_true",
+        help="start nothing: parse the flags as the run will and name what is refused (some "
+        "seconds; files are not looked at)",
     )
     return found
 
@@ -166,7 +184,7 @@ def _positive(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Become the run; returns only with --dry-run or after a mistake."""
+    """Become the run; returns only with --dry-run or --check, or after a mistake."""
     words = list(sys.argv[1:] if argv is None else argv)
     own = parser()
     path = words.pop(0) if words and not words[0].startswith("-") else None
@@ -175,11 +193,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         own.error("CONFIG is missing: give a file of configs/ first")
     try:
         run = start(read_config(Path(path)), options, extra, os.environ)
+        if options.check:
+            from lib.check import check_run  # Megatron takes seconds to import
+
+            check_run(run.flags, run.ranks, run.environment)
     except ValueError as mistake:
         print(f"train.py: error: {mistake}", file=sys.stderr)
         return 2
     if options.dry_run:
         print(run.text())
+    elif options.check:
+        print(f"{path}: the flags are right, for {run.ranks} ranks")
+    if options.dry_run or options.check:
         return 0
     os.execvpe(run.words[0], run.words, {**os.environ, **run.environment})
 

@@ -180,6 +180,26 @@ def test_a_damaged_config_is_named_with_key_and_remedy(tmp_path, content, senten
     assert sentence in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        ([], 0, "gpt-7b-1m.yaml: the flags are right, for 8 ranks"),
+        (["--no-such-flag"], 2, "unrecognized arguments: --no-such-flag"),
+        (["--fp8-format", "hybrid"], 2, "--fp8-format hybrid"),
+    ],
+)
+def test_a_check_parses_the_flags_as_the_run_will_and_starts_nothing(words, status, sentence):
+    command = [sys.executable, str(ROOT / "scripts/train.py"), str(ROOT / "configs/gpt-7b-1m.yaml")]
+    run = subprocess.run(
+        [*command, "--mock-data", *words, "--check"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == status and sentence in (run.stderr if status else run.stdout)
+    assert "Traceback" not in run.stderr and (run.stdout == "") == (status == 2)
+
+
 def test_a_config_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="/none: cannot be read"):
         read_config(Path("/none"))
