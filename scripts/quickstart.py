@@ -124,8 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seq-length", type=int, default=8192, help="Tokens of context (default 8192)."
     )
     arguments, rest = parser.parse_known_args(argv)
-    if arguments.iterations < 2:
-        parser.error(f"--iterations {arguments.iterations} is too small: it has to be at least 2")
+    if arguments.iterations < 4:
+        parser.error(
+            f"--iterations {arguments.iterations} is too small: it has to be at least 4, as the "
+            "learning rate warms up for 3"
+        )
     if arguments.compare_iterations not in (0, *range(3, 10000)):
         parser.error(
             f"--compare-iterations {arguments.compare_iterations} is too small: it has to be 0, "
