@@ -202,6 +202,7 @@ def relaid(job: Job, tp: int, pp: int, cp: int) -> Job | None:
             dp=dp,
             micro_batches=sequences // dp,
             sequence_parallel=tp > 1,
+            layout=job.layout if pp == job.pp else None,
             vocabulary=-(-job.vocabulary // (128 * tp)) * 128 * tp,
         )
     except ValueError:
@@ -220,6 +221,8 @@ def layout_words(before: Job, after: Job) -> str:
         for name, flag in flags.items()
         if getattr(after, name) != getattr(before, name)
     ]
+    if before.layout is not None and after.layout is None:
+        differing.append("without --pipeline-model-parallel-layout")
     return " ".join(differing)
 
 

@@ -155,6 +155,7 @@ class Job:
 
     def _check_stages(self) -> None:
         if self.layout is not None:
+            assert len(self.layout) == self.pp and len(self.layout[0]) == self.virtual
             dealt = sum(map(sum, self.layout))
             if dealt != self.layers:
                 raise ValueError(

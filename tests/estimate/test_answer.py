@@ -117,6 +117,16 @@ def test_another_layout_keeps_gpus_and_batch(seven_b):
     )
 
 
+def test_a_custom_layout_is_of_its_own_number_of_stages(seven_b):
+    job = replace(seven_b, tp=4, pp=2, layout=((10,), (22,)))
+    assert changes.relaid(job, 8, 1, 1).layers_of(0) == range(1, 33)
+    assert changes.relaid(job, 2, 2, 2).layout == job.layout
+    assert changes.layout_words(job, changes.relaid(job, 8, 1, 1)) == (
+        "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 1 "
+        "without --pipeline-model-parallel-layout"
+    )
+
+
 def test_a_search_covers_every_layout_that_the_model_divides(seven_b):
     found = {(job.tp, job.pp, job.cp, job.dp) for job in sweep.layouts(seven_b, gpus=8)}
     assert (8, 1, 1, 1) in found and (4, 2, 1, 1) in found and (1, 8, 1, 1) in found
