@@ -126,6 +126,13 @@ def test_packed_sequences_whose_lengths_are_data_are_refused_by_flag(flag):
     session._check_pack(Namespace(**{flag: False}))
 
 
+def test_experts_can_be_profiled_where_all_get_as_many_tokens():
+    padded = Namespace(num_experts=4, moe_pad_expert_input_to_capacity=True)
+    session._check_experts(padded)
+    with pytest.raises(ValueError, match="add --moe-token-dispatcher-type alltoall --moe-expert"):
+        session._check_experts(Namespace(num_experts=4, moe_pad_expert_input_to_capacity=False))
+
+
 def test_a_middle_stage_with_more_micro_batches_than_stages_is_found_regular(profile, flags):
     """Its first micro-batches meet others in flight, its last ones do not."""
     layout = "--pipeline-model-parallel-size 4 --num-layers 12 --global-batch-size 8"
