@@ -20,6 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import memo_compatibility
+import memo_exit
 import memo_figures
 import memo_flags
 import memo_results
@@ -82,6 +83,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         ("memo-flags", memo_flags.launcher_flags, "megatron_memo/arguments.py"),
         ("memo-commands", memo_flags.commands, "megatron_memo/**/*.py"),
         ("memo-refusals", memo_compatibility.refusals, "megatron_memo/refusals.py"),
+        ("memo-exit", memo_exit.statuses, "megatron_memo/exit_status.py"),
         ("memo-works", memo_compatibility.works, "megatron_memo/refusals.py"),
         ("memo-faults", memo_compatibility.faults, "megatron_memo/refusals.py"),
     ):

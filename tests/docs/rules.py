@@ -160,7 +160,7 @@ def _train(reader: Reader, call: Call) -> None:
 
 def _sbatch(reader: Reader, call: Call) -> None:
     words = list(call.words[1:])
-    options = []
+    options: list[str] = []
     while words[0].startswith("--"):
         options.append(words.pop(0))
         assert options[-1].partition("=")[0] in _SBATCH_OPTIONS, options
@@ -248,8 +248,19 @@ def _script(reader: Reader, call: Call) -> None:
         assert verb in ("check", "apply", "revert") and folder
     elif name.endswith("quickstart.sh"):
         assert words in ([], ["--help"]), words
+    elif name.endswith("torchrun.sh"):
+        reader.config(words)
+    elif name.endswith("test_versions.sh"):
+        assert all(re.fullmatch(r"0\.\d+\.\d+", word) for word in words), words
     else:
         assert words in ([], ["-E"]), words
+
+
+def _kubectl(_: Reader, call: Call) -> None:
+    """The file is one that `tests/scripts` reads."""
+    verb, flag, path = call.words[1:]
+    assert (verb, flag) == ("apply", "-f")
+    assert (ROOT / path).is_file(), path
 
 
 PYTEST = {"-q": r"", "-m": r"gpu", "-k": r"\w+"}
@@ -265,7 +276,10 @@ RULES: dict[str, Callable[[Reader, Call], None]] = {
     "ruff": _tool({"--check": r"\."}),
     "mypy": _tool({}),
     "pytest": _tool(PYTEST),
+    "kubectl": _kubectl,
     "./scripts/quickstart.sh": _script,
+    "./scripts/torchrun.sh": _script,
+    "./scripts/test_versions.sh": _script,
     "./scripts/test.sh": _script,
     "./scripts/docs.sh": _script,
     "./scripts/apply_patches.sh": _script,

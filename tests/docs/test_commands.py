@@ -47,8 +47,8 @@ def test_a_page_has_commands_at_all(tmp_path):
 def test_a_program_without_a_rule_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     page = tmp_path / "page.md"
-    page.write_text("Text.\n\n```bash\ntorchrun a.py\nkubectl apply\n```\n")
-    with pytest.raises(AssertionError, match=r"page\.md:3: .*kubectl.*has no rule"):
+    page.write_text("Text.\n\n```bash\ntorchrun a.py\npodman run\n```\n")
+    with pytest.raises(AssertionError, match=r"page\.md:3: .*podman.*has no rule"):
         commands.calls(page, RULES, tmp_path / "shell")
 
 

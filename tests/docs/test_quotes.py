@@ -83,9 +83,7 @@ def test_a_first_run_says_today_what_it_said_when_it_was_recorded(tmp_path):
     written = {
         str(path.relative_to(tmp_path / "runs/first")) for path in tmp_path.rglob("memo_plan/*")
     }
-    assert written == {
-        f"memo_plan/{name}"
-        for name in ("ratio.json", "rank00000.plan.jsonl", "rank00000.trace.jsonl.gz")
-    }
+    plan = {"ratio.json", "rank00000.plan.jsonl", "rank00000.trace.jsonl.gz", "report.html"}
+    assert written == {f"memo_plan/{name}" for name in plan}
     for name in written:
         assert f"`{name}`" in (ROOT / "docs" / "files.md").read_text()
