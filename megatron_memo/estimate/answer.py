@@ -135,6 +135,11 @@ def best_ratio(
     return _shortest(costs, fitting)
 
 
+# A profile finds at most so many times the host memory that arithmetic does
+# (tests/estimate/test_kinds.py), and what is chosen by arithmetic has to fit by profile as well.
+_PROFILE_FINDS = 1.002
+
+
 def _ratios(costs: Costs, memo: Memo, steps: int) -> list[float]:
     """Those to look at, ascending, each a whole number of rows."""
     ratios = {k / steps for k in range(steps + 1)}
@@ -142,6 +147,7 @@ def _ratios(costs: Costs, memo: Memo, steps: int) -> list[float]:
     least, most = (
         peak_by_arithmetic(costs, replace(memo, ratio=ratio)).host_bytes for ratio in (0.0, 1.0)
     )
+    host = math.floor(host / _PROFILE_FINDS)
     if least <= host < most:
         ratios.add((host - least) / (most - least))
     rows = costs.job.local_tokens // costs.job.micro_batch

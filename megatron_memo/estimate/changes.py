@@ -130,7 +130,8 @@ def _changes(
         memo = isinstance(strategy, Memo)
         yield what, changed, _fitted(job, strategy, changed) if memo else strategy
     if isinstance(strategy, Memo):
-        more = replace(costs.machine, host_memory=costs.machine.host_memory * 3 // 2)
+        now = costs.machine
+        more = replace(now, host_memory=now.host_memory * 3 // 2, host_free=now.host_free * 3 // 2)
         what = f"{size_words(more.host_memory)} of host memory a node"
         changed = Costs(costs.job, more, costs.efficiency)
         yield what, changed, best_ratio(changed, strategy, reserve=reserve, steps=_STEPS)
@@ -172,7 +173,7 @@ def _layouts(job: Job, memo: bool) -> Iterator[tuple[str, Job]]:
         yield "--sequence-parallel", replace(job, sequence_parallel=True)
     if dp * cp > 1 and not job.distributed_optimizer:
         yield "--use-distributed-optimizer", replace(job, distributed_optimizer=True)
-    if tp > 1 and not job.overlap_tp:
+    if tp > 1 and not job.overlap_tp and not memo:  # memo's layer refuses it
         yield "--tp-comm-overlap (Transformer Engine)", replace(job, overlap_tp=True)
     if dp > 1 and not job.overlap_grad_reduce:
         yield "--overlap-grad-reduce", replace(job, overlap_grad_reduce=True)

@@ -108,12 +108,15 @@ def machine_of(args: argparse.Namespace) -> Machine:
     Raises:
         ValueError: an unknown GPU (the nearest are listed), or a size that is none.
     """
+    from megatron_memo.estimate.flags import host_left_free
     from megatron_memo.estimate.hardware import Machine, gpu
 
+    host = _size("--host-memory", args.host_memory)
     return Machine(
         gpu(args.gpu),
         gpus=args.gpus_per_node,
-        host_memory=_size("--host-memory", args.host_memory),
+        host_memory=host,
+        host_free=host_left_free(args.flags, host),
     )
 
 
@@ -194,7 +197,7 @@ def _one(
     own = quick if args.quick else _profiled(run, costs, quick, reserve)
     ways = beside(own, costs, reserve)
     print(table.side_by_side(ways, own, costs.machine.gpu.memory))
-    print("\n".join(table.notes(ways, own, run.job, reserve)))
+    print("\n".join(table.notes(ways, own, run.job, reserve, costs.machine)))
     changes = best_changes(costs, quick, auto=run.auto, reserve=reserve)
     print("\nWhat would help most:" if changes else "\nNo change that was tried would help.")
     for number, change in enumerate(changes, 1):

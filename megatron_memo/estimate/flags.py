@@ -20,10 +20,11 @@ from megatron_memo.estimate.strategies import (
     Stock,
     Strategy,
 )
+from megatron_memo.sizes import parse_size, size_words
 from megatron_memo.training.loss_head import LossHead, loss_head
 
 AUTO = "auto"
-_RATIO = "--memo-swap-ratio"
+_RATIO, _HOST_BUDGET = "--memo-swap-ratio", "--memo-host-budget"
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,36 @@ def with_flag(words: Sequence[str], flag: str, value: str) -> list[str]:
 def has_flag(words: Sequence[str], flag: str) -> bool:
     """Whether `flag` is among the words, in either spelling."""
     return any(word == flag or word.startswith(f"{flag}=") for word in words)
+
+
+def host_left_free(words: Sequence[str], host_memory: int) -> int:
+    """Bytes of a node's host memory that a run with these flags leaves to others.
+
+    Args:
+        words: the run's flags.
+        host_memory: of a node.
+
+    Raises:
+        ValueError: `--memo-host-budget` is no size, or more than there is.
+    """
+    from megatron_memo.swap.host_budget import AUTO as ALL_BUT_HEAD_ROOM
+    from megatron_memo.swap.host_budget import HEAD_ROOM
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(_HOST_BUDGET)
+    given = parser.parse_known_args(list(words))[0].memo_host_budget
+    if given in (None, ALL_BUT_HEAD_ROOM):
+        return host_memory // HEAD_ROOM
+    try:
+        budget = parse_size(given)
+    except ValueError as reason:
+        raise ValueError(f"{_HOST_BUDGET} {given}: {reason}, or {ALL_BUT_HEAD_ROOM}.") from None
+    if budget > host_memory:
+        raise ValueError(
+            f"{_HOST_BUDGET} {given}: is more than --host-memory {size_words(host_memory)} of a "
+            "node. Give less, or more of --host-memory."
+        )
+    return host_memory - budget
 
 
 def without_flag(words: Sequence[str], flag: str) -> list[str]:

@@ -58,6 +58,7 @@ class Machine:
     Attributes:
         gpus: of a node.
         host_memory: of a node.
+        host_free: bytes of a node's host memory that activations leave to others.
         network: between nodes, of one GPU.
         disk: bytes of a node that activations may have; 0 without.
         disk_write, disk_read: of a node, shared by its GPUs.
@@ -66,6 +67,7 @@ class Machine:
     gpu: Gpu
     gpus: int = 8
     host_memory: int = 2 * TIB
+    host_free: int = 0
     network: float = 25 * GB  # 200 Gbit/s, one adapter a GPU
     disk: int = 0
     disk_write: float = 5 * GB
@@ -84,7 +86,7 @@ class Machine:
     @property
     def host_memory_of_gpu(self) -> int:
         """Bytes of host memory that are one GPU's share."""
-        return self.host_memory // self.gpus
+        return (self.host_memory - self.host_free) // self.gpus
 
 
 def _ampere(name: str, memory: int, bandwidth: float, nvlink: float, source: str) -> Gpu:

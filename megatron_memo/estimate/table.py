@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from megatron_memo.config import DEFAULT_RESIDENT_LAYERS
 from megatron_memo.estimate import flops
 from megatron_memo.estimate.answer import Answer
+from megatron_memo.estimate.hardware import Machine
 from megatron_memo.estimate.job import Job
 from megatron_memo.estimate.parts import Parts
 from megatron_memo.estimate.strategies import Memo
@@ -45,13 +46,16 @@ def side_by_side(answers: Sequence[Answer], own: Answer, device_memory: int) -> 
     return aligned(rows)
 
 
-def notes(answers: Sequence[Answer], own: Answer, job: Job, reserve: int) -> list[str]:
+def notes(
+    answers: Sequence[Answer], own: Answer, job: Job, reserve: int, machine: Machine
+) -> list[str]:
     """What the table does not say by itself, a line each."""
     how = "by profile" if own.profiled else "by arithmetic"
     others = "" if len(answers) == 1 else ", the others by arithmetic" if own.profiled else ""
     lines = [
         f"* these flags, {how}{others}; most in {own.peak.where}",
-        f"{size_words(reserve)} of each GPU are kept for CUDA, NCCL and fragmentation (--reserve)",
+        f"{size_words(reserve)} of each GPU are kept for CUDA, NCCL and fragmentation (--reserve)"
+        f", {size_words(machine.host_free)} of a node's host memory to others (--memo-host-budget)",
         flops.MFU_FORMULA,
     ]
     lines += [f"{one.name}: {'; '.join(one.problems)}" for one in answers if not one.fits]

@@ -30,7 +30,7 @@ from megatron_memo.swap.host_limits import local_ranks, tightest
 AUTO = "auto"
 # Allowances, not measurements: head-room is a twentieth of a rank's share, at least a GiB, but
 # never more than a quarter; a process that loads data maps its files and holds a few batches.
-_HEAD_ROOM, _LEAST_HEAD_ROOM, _MOST_HEAD_ROOM = 20, 1 << 30, 4
+HEAD_ROOM, _LEAST_HEAD_ROOM, _MOST_HEAD_ROOM = 20, 1 << 30, 4
 _LOADER_BYTES = 256 << 20
 # Bytes a parameter: fp32 copy, fp32 gradient and both moments of an Adam on the host; of a
 # checkpoint, the fp32 copy and both moments.
@@ -75,7 +75,7 @@ def host_budget(
         nbytes = _given(text) // ranks
         return HostBudget(nbytes, f"--memo-host-budget {text}{among}", share)
     taken = {name: nbytes for name, nbytes in declared(args).items() if nbytes}
-    taken["head-room"] = min(max(share // _HEAD_ROOM, _LEAST_HEAD_ROOM), share // _MOST_HEAD_ROOM)
+    taken["head-room"] = min(max(share // HEAD_ROOM, _LEAST_HEAD_ROOM), share // _MOST_HEAD_ROOM)
     less = ", ".join(f"{size_words(nbytes)} {name}" for name, nbytes in taken.items())
     origin = f"{size_words(limit.free)} free under {limit.origin}{among}, less {less}"
     return HostBudget(max(share - sum(taken.values()), 0), origin, share)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lib.config import Config
 from megatron_memo.estimate.answer import DEFAULT_RESERVE, Answer, answer
 from megatron_memo.estimate.cost import Costs
-from megatron_memo.estimate.flags import AUTO, Run, has_flag, read_run, with_flag
+from megatron_memo.estimate.flags import AUTO, Run, has_flag, host_left_free, read_run, with_flag
 from megatron_memo.estimate.hardware import Machine, gpu
 from megatron_memo.estimate.strategies import Memo
 from megatron_memo.estimate.ways import own_strategy
@@ -44,7 +44,12 @@ class Prediction:
 
 def machine_of(config: Config) -> Machine:
     """Nodes as the configs' headers describe them."""
-    return Machine(gpu(GPU), gpus=config.ranks_per_node, host_memory=HOST_MEMORY)
+    return Machine(
+        gpu(GPU),
+        gpus=config.ranks_per_node,
+        host_memory=HOST_MEMORY,
+        host_free=host_left_free(config.flags(), HOST_MEMORY),
+    )
 
 
 def chosen_ratio(config: Config) -> float:

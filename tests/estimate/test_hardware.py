@@ -2,7 +2,8 @@
 
 import pytest
 
-from megatron_memo.estimate.hardware import GPUS, Machine, gpu
+from megatron_memo.estimate.flags import host_left_free
+from megatron_memo.estimate.hardware import GPUS, TIB, Machine, gpu
 
 
 @pytest.mark.parametrize("name", ["a800-80g", "A800-80GB", " a800_80gib", "a800"])
@@ -44,3 +45,23 @@ def test_machines_that_cannot_be_are_refused(wrong, part):
 
 def test_a_node_s_memory_is_shared_by_its_gpus():
     assert Machine(gpu("a800"), gpus=8, host_memory=8 << 30).host_memory_of_gpu == 1 << 30
+
+
+def test_a_run_leaves_a_twentieth_of_host_memory_or_what_its_budget_does_not_take():
+    assert host_left_free([], 2 * TIB) == 2 * TIB // 20
+    assert host_left_free(["--memo-host-budget", "auto"], 2 * TIB) == 2 * TIB // 20
+    assert host_left_free(["--memo-host-budget=1.5TiB"], 2 * TIB) == TIB // 2
+    node = Machine(gpu("a800"), gpus=8, host_memory=2 * TIB, host_free=TIB // 2)
+    assert node.host_memory_of_gpu == 3 * TIB // 16
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("much", "--memo-host-budget much: must be a size"),
+        ("3TiB", "--memo-host-budget 3TiB: is more than --host-memory 2 TiB"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        host_left_free(["--memo-host-budget", given], 2 * TIB)

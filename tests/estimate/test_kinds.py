@@ -97,8 +97,10 @@ def test_the_table_says_what_it_takes_for_granted():
     costs = Costs(run.job, Machine(gpu("a800-80g"), gpus=8, host_memory=2 * TIB))
     own = answer(costs, Stock())
     frugal = answer(costs, Memo(ratio=0.5, resident=0))
-    said = "\n".join(notes([own, frugal], own, run.job, GIB))
+    said = "\n".join(notes([own, frugal], own, run.job, GIB, costs.machine))
     assert "experts are taken to get as many tokens each" in said
     assert "memo 0.5 is with --memo-resident-layers 0: with its defaults it would not fit" in said
-    assert "would not fit" not in "\n".join(notes([own, frugal], frugal, run.job, GIB))
+    assert "would not fit" not in "\n".join(
+        notes([own, frugal], frugal, run.job, GIB, costs.machine)
+    )
     assert way_words(frugal) == "memo 0.5, resident 0" and way_words(own) == "stock"
