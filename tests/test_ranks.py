@@ -21,7 +21,8 @@ total = torch.tensor([dist.get_rank() + 1.0])
 dist.all_reduce(total)
 names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "OMP_NUM_THREADS", "GIVEN")
 found = {name: os.environ[name] for name in names}
-print(json.dumps([total.item(), sys.argv[1:], __name__, os.getcwd(), found]), file=sys.stderr)
+line = json.dumps([total.item(), sys.argv[1:], __name__, os.getcwd(), found]) + "\\n"
+sys.stderr.write(line)  # at once: print() writes the line's end by itself, and ranks share the pipe
 dist.destroy_process_group()
 """
 
