@@ -122,13 +122,22 @@ def _interrupts_held() -> Iterator[None]:
     """Processes started inside never see Ctrl-C, which a terminal sends to all of them.
 
     They inherit the blocked signal, so it cannot catch them while they still import, before any
-    code of ours runs there, and print a traceback each. Here it arrives on leaving.
+    code of ours runs there, and print a traceback each. Here it arrives on leaving: another thread
+    may take a signal that is blocked in this one, and an exception in the middle of starting a
+    process would leave it half started.
     """
+    held: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda *_: held.append(1)) if in_main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if in_main:
+            signal.signal(signal.SIGINT, handler)
+    if held:
+        raise KeyboardInterrupt
 
 
 _worker: tuple[_Job, Tokenizer] | None = None
