@@ -20,7 +20,7 @@ from megatron_memo.estimate.strategies import (
     Stock,
     Strategy,
 )
-from megatron_memo.sizes import parse_size, size_words
+from megatron_memo.sizes import size_words
 from megatron_memo.training.loss_head import LossHead, loss_head
 
 AUTO = "auto"
@@ -128,17 +128,14 @@ def host_left_free(words: Sequence[str], host_memory: int) -> int:
         ValueError: `--memo-host-budget` is no size, or more than there is.
     """
     from megatron_memo.swap.host_budget import AUTO as ALL_BUT_HEAD_ROOM
-    from megatron_memo.swap.host_budget import HEAD_ROOM
+    from megatron_memo.swap.host_budget import HEAD_ROOM, given_budget
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(_HOST_BUDGET)
     given = parser.parse_known_args(list(words))[0].memo_host_budget
     if given in (None, ALL_BUT_HEAD_ROOM):
         return host_memory // HEAD_ROOM
-    try:
-        budget = parse_size(given)
-    except ValueError as reason:
-        raise ValueError(f"{_HOST_BUDGET} {given}: {reason}, or {ALL_BUT_HEAD_ROOM}.") from None
+    budget = given_budget(given)
     if budget > host_memory:
         raise ValueError(
             f"{_HOST_BUDGET} {given}: is more than --host-memory {size_words(host_memory)} of a "

@@ -72,7 +72,7 @@ def host_budget(
     share, among = limit.free // ranks, _among(ranks)
     text = getattr(args, "memo_host_budget", None)
     if text not in (None, AUTO):
-        nbytes = _given(text) // ranks
+        nbytes = given_budget(text) // ranks
         return HostBudget(nbytes, f"--memo-host-budget {text}{among}", share)
     taken = {name: nbytes for name, nbytes in declared(args).items() if nbytes}
     taken["head-room"] = min(max(share // HEAD_ROOM, _LEAST_HEAD_ROOM), share // _MOST_HEAD_ROOM)
@@ -208,7 +208,12 @@ def _optimizer_ranks(args: argparse.Namespace) -> int:
     return args.data_parallel_size if getattr(args, "use_distributed_optimizer", False) else 1
 
 
-def _given(text: str) -> int:
+def given_budget(text: str) -> int:
+    """Bytes of a node that `--memo-host-budget` gives as a size.
+
+    Raises:
+        ValueError: it is none.
+    """
     try:
         return parse_size(text)
     except ValueError as reason:
